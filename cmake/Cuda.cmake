@@ -1,0 +1,27 @@
+# libroformer_cuda.so: everything that names CUDA. The program does not link it but opens it at run time, so that one
+# program serves machines with and without a GPU.
+file(GLOB cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/roformer/nn/kernels/*.cu")
+if(NOT cuda_sources)
+  return()
+endif()
+
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER OR NOT TARGET LibTorch::torch_cuda)
+  message(WARNING "CUDA was asked for, but nvcc or libtorch_cuda.so is missing: building without")
+  return()
+endif()
+set(CMAKE_CUDA_ARCHITECTURES 80 90 CACHE STRING "GPU architectures")
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+add_library(roformer_cuda MODULE ${cuda_sources})
+set_target_properties(roformer_cuda PROPERTIES
+  LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" UNITY_BUILD OFF POSITION_INDEPENDENT_CODE ON)
+target_include_directories(roformer_cuda PRIVATE "${PROJECT_SOURCE_DIR}")
+# CMake 3.25 passes no -std to nvcc.
+target_compile_options(roformer_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20> -O3)
+# Nothing calls libtorch_cuda.so by name here: its loading registers the kernels.
+target_link_libraries(roformer_cuda PRIVATE LibTorch::LibTorch
+  -Wl,--no-as-needed LibTorch::torch_cuda LibTorch::c10_cuda -Wl,--as-needed CUDA::cudart)
+install(TARGETS roformer_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")

@@ -1,0 +1,11 @@
+# What the libraries link, for this project and for the package it installs.
+include_guard(GLOBAL)
+find_package(fmt REQUIRED)
+find_package(ICU COMPONENTS uc i18n REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(SentencePiece MODULE REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(Threads REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(ZLIB REQUIRED)
+include("${CMAKE_CURRENT_LIST_DIR}/LibTorch.cmake")
