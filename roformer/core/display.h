@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace roformer {
+
+/// Text that is safe to show on one line: control characters become spaces, bytes that are not UTF-8 become
+/// '?'.
+std::string printable(std::string_view text);
+
+/// Columns that printable text takes on a terminal: East Asian wide characters two, combining marks none.
+std::size_t display_width(std::string_view printable_text);
+
+/// Printable text cut to at most `columns` columns; what was cut shows as "…".
+std::string shorten(std::string_view printable_text, std::size_t columns);
+
+}  // namespace roformer
