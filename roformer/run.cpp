@@ -1,0 +1,275 @@
+#include "roformer/run.h"
+
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <thread>
+
+#include "roformer/core/files.h"
+#include "roformer/core/interrupt.h"
+#include "roformer/core/log.h"
+#include "roformer/report/tables.h"
+#include "roformer/run_folder.h"
+
+namespace roformer {
+namespace {
+
+/// First line of what a command prints; empty when it fails.
+std::string first_line_of(const std::string& command) {
+  std::string line;
+  if (FILE* pipe = popen(command.c_str(), "r")) {
+    char buffer[256];
+    if (std::fgets(buffer, sizeof buffer, pipe)) line = buffer;
+    if (pclose(pipe) != 0) line.clear();
+  }
+  while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) line.pop_back();
+  return line;
+}
+
+std::string processor_name() {
+  return first_line_of("sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1");
+}
+
+/// The commit of the sources that the program was built in, where it still lies among them.
+std::string git_commit() {
+  std::error_code ignored;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  std::string folder = program.parent_path().string();
+  if (folder.find('\'') != std::string::npos) return "";
+  return first_line_of("git -C '" + folder + "' rev-parse HEAD 2>/dev/null");
+}
+
+void write_environment(const std::filesystem::path& folder, const World& world) {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  nlohmann::ordered_json environment = {{"roformer", ROFORMER_VERSION},
+                                        {"libtorch", TORCH_VERSION},
+                                        {"compiler", __VERSION__},
+                                        {"device", world.device.str()},
+                                        {"threads", at::get_num_threads()},
+                                        {"cores", std::thread::hardware_concurrency()},
+                                        {"processor", processor_name()},
+                                        {"host", host}};
+  if (const std::string commit = git_commit(); !commit.empty()) environment["git_commit"] = commit;
+  write_file_atomically(folder / "environment.json", environment.dump(2) + "\n");
+}
+
+int64_t parameter_count(const torch::nn::Module& module) {
+  int64_t count = 0;
+  for (const torch::Tensor& parameter : module.parameters()) count += parameter.numel();
+  return count;
+}
+
+/// Weights of another run, also under another position encoding: what is not taken over is said.
+void warm_start(Task& task, const std::filesystem::path& source) {
+  const std::filesystem::path path = find_checkpoint(source);
+  const LoadReport report = load_weights(task.model(), load_checkpoint(path).tensors, "model.");
+  log::info("weights from {}", path.string());
+  for (const std::string& name : report.missing) log::info("  new, not in it: {}", name);
+  for (const std::string& name : report.unexpected) log::info("  not taken over: {}", name);
+  for (const std::string& text : report.misshapen) log::info("  not taken over, another shape: {}", text);
+  const size_t wanted = named_state(task.model(), "").size();
+  if (report.missing.size() + report.misshapen.size() == wanted) {
+    fail("model.init_from: {} has no tensor that fits this model", path.string());
+  }
+}
+
+void plot_curve(const std::filesystem::path& folder) {
+  Figure figure{"", "update", "loss (nats per target)", {}, {}, {}};
+  for (const char* split : {"train", "valid"}) {
+    Curve curve = read_curve(folder, split, "loss");
+    if (!curve.x.empty()) figure.curves.push_back(std::move(curve));
+  }
+  if (!figure.curves.empty()) plot(figure, folder / "curve");
+}
+
+}  // namespace
+
+void validate(const RunOptions& options) {
+  for (const PositionOptions& positions : options.model.positions) {
+    const auto* learned = std::get_if<LearnedOptions>(&positions);
+    if (learned && options.data.length > learned->max_length) {
+      fail("data.length {} is beyond the table of learned positions (model.positions.max_length {})",
+           options.data.length, learned->max_length);
+    }
+  }
+  if (options.arms.kind != ConfigNode::Kind::null && options.arms.kind != ConfigNode::Kind::map) {
+    fail_at(options.arms.mark, "'arms' must be a map: name -> options that differ");
+  }
+}
+
+RunOptions load_run(const std::filesystem::path& config, const std::vector<std::string>& sets) {
+  RunOptions run;
+  read(load_config(config, sets), run);
+  return run;
+}
+
+std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const std::filesystem::path& cache) {
+  require_precision(run.trainer.precision, world.device);
+  set_matmul_precision(run.trainer.matmul_precision, world.device);
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
+  log::Progress progress({"reading text"});
+  const Corpus corpus = prepare_corpus(run.data, *tokenizer, cache, [&](int64_t done, int64_t total) {
+    if (interrupted()) throw Interrupted();
+    log::ProgressState state;
+    state.state = fmt::format("{} of {} MB", done >> 20, total >> 20);
+    progress.update(0, state);
+  });
+  EncoderOptions model = run.model;
+  model.vocab_size = tokenizer->vocab_size();
+  torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
+  std::unique_ptr<Task> task = std::visit(
+      [&](const MlmOptions& options) {
+        return std::make_unique<MlmTask>(options, model, *tokenizer, corpus, run.data.eval_sequences);
+      },
+      run.task);
+  task->model().to(world.device);
+  return task;
+}
+
+std::filesystem::path default_folder(const std::filesystem::path& config) {
+  return std::filesystem::path("runs") / config.stem();
+}
+
+int train(const TrainRequest& request) {
+  RunOptions run = load_run(request.config, request.sets);
+  run.arms = {};  // of an ablation: its base is trained
+  run.seeds.clear();
+  const std::filesystem::path folder =
+      request.folder.empty() ? default_folder(request.config) / fmt::format("base-seed{}", run.trainer.seed)
+                             : request.folder;
+  if (!request.resume && !CheckpointFolder(folder).steps().empty()) {
+    fail("{}: holds a run already; add --resume to go on with it, or choose another folder with --run",
+         folder.string());
+  }
+  const World world = World::open(run.trainer.device, run.trainer.threads);
+  std::error_code problem;
+  std::filesystem::create_directories(folder, problem);
+  if (problem) fail("{}: cannot be created: {}", folder.string(), problem.message());
+  const FileLock lock(folder);
+  remove_leftovers(folder / "checkpoints");
+  claim_run_folder(folder, run);
+  log::open_file(folder / "log.txt");
+  write_environment(folder, world);
+
+  const std::unique_ptr<Task> task = make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
+  Trainer trainer(*task, run.trainer, world, folder);
+  if (request.resume && trainer.resume()) {
+    log::info("goes on after update {}", trainer.step());
+  } else if (!run.model.init_from.empty()) {
+    warm_start(*task, run.model.init_from);
+  }
+  const int64_t parameters = parameter_count(task->model());
+  log::info("{}: {} parameters, {} on {} thread(s)", folder.string(), parameters, world.device.str(),
+            at::get_num_threads());
+
+  log::Progress progress({folder.filename().string()});
+  const Trainer::Result result = trainer.fit([&](int64_t step, double loss, double tokens_per_second) {
+    progress.update(0, {step, run.trainer.steps, loss, tokens_per_second, ""});
+  });
+  if (!result.finished) {
+    log::info("ended after update {}, saved; the same command with --resume goes on", result.step);
+    return interrupted_status;
+  }
+  const nlohmann::ordered_json summary = {{"finished", true},
+                                          {"asked_steps", run.trainer.steps},
+                                          {"step", result.step},
+                                          {"metrics", result.metrics},
+                                          {"parameters", parameters},
+                                          {"tokens", result.tokens},
+                                          {"seconds", result.seconds}};
+  plot_curve(folder);
+  write_file_atomically(folder / "result.json", summary.dump(2) + "\n");
+  for (const auto& [name, value] : result.metrics) log::info("valid {} {:.4f}", name, value);
+  log::info("{} updates in {:.0f} s; results are in {}", result.step, result.seconds, folder.string());
+  return 0;
+}
+
+int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::string>& sets, std::ostream& out) {
+  const std::filesystem::path checkpoint = find_checkpoint(run_or_file);
+  const std::filesystem::path folder = checkpoint.parent_path().parent_path();
+  const RunOptions run = load_run_folder(folder, sets);
+  const World world = World::open(run.trainer.device, run.trainer.threads);
+  const std::unique_ptr<Task> task = make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
+  const Checkpoint stored = load_checkpoint(checkpoint);
+  const LoadReport report = load_weights(task->model(), stored.tensors, "model.");
+  for (const std::string& name : report.missing) log::warn("{} is not in the checkpoint: keeps its initial value", name);
+  for (const std::string& name : report.unexpected) log::warn("{} of the checkpoint is not used", name);
+  if (!report.misshapen.empty()) fail("{}: does not fit the model: {}", checkpoint.string(), report.misshapen.front());
+  const Metrics metrics = evaluate_task(*task, run.trainer, world);
+  if (metrics.empty()) fail("{}: no validation text: set data.valid or data.valid_fraction", folder.string());
+  out << "checkpoint " << checkpoint.string() << " (update " << stored.state["step"] << ")\n";
+  for (const auto& [name, value] : metrics) out << fmt::format("{} {:.6f}\n", name, value);
+  return 0;
+}
+
+int plot_runs(const std::vector<std::filesystem::path>& runs, const std::string& metric,
+              const std::filesystem::path& stem, std::ostream& out) {
+  Figure figure{"", "update", "validation " + metric, {}, {}, {}};
+  for (const std::filesystem::path& run : runs) {
+    Curve curve = read_curve(run, "valid", metric);
+    if (curve.x.empty()) fail("{}: its metrics.jsonl has no validation '{}'", run.string(), metric);
+    curve.label = (run / "").parent_path().filename().string();
+    figure.curves.push_back(std::move(curve));
+  }
+  plot(figure, stem);
+  out << stem.string() << ".png\n" << stem.string() << ".svg\n";
+  return 0;
+}
+
+int print_options(const std::string& path, std::ostream& out) {
+  const std::vector<OptionHelp> options = describe<RunOptions>(path);
+  if (options.empty()) {
+    std::vector<std::string> known;
+    for (const OptionHelp& option : describe<RunOptions>()) known.push_back(option.path);
+    fail("no option '{}'{}; 'roformer options' lists all", path, did_you_mean(path, known));
+  }
+  for (const OptionHelp& option : options) {
+    out << option.path << "  (" << option.type;
+    if (!option.constraint.empty()) out << ", " << option.constraint;
+    out << ")";
+    if (!option.default_value.empty()) out << "  default " << option.default_value;
+    out << "\n    " << option.help << "\n";
+  }
+  return 0;
+}
+
+int print_info(const std::filesystem::path& run_or_checkpoint, std::ostream& out) {
+  const std::filesystem::path path = find_checkpoint(run_or_checkpoint);
+  const Checkpoint checkpoint = load_checkpoint(path);
+  // One row for each part of the model: an embedding, a layer, a head.
+  Table table{"", {"module", "tensors", "parameters"}, {}, {}};
+  std::vector<std::string> order;
+  std::map<std::string, std::pair<int64_t, int64_t>> modules;
+  int64_t total = 0;
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    if (!name.starts_with("model.")) continue;
+    const std::string inner = name.substr(6);
+    size_t end = inner.find('.');
+    for (int depth = inner.starts_with("encoder.layers.") ? 2 : 1; depth > 0 && end != std::string::npos; --depth) {
+      end = inner.find('.', end + 1);
+    }
+    const std::string module = end == std::string::npos ? inner.substr(0, inner.rfind('.')) : inner.substr(0, end);
+    if (!modules.contains(module)) order.push_back(module);
+    auto& [tensors, parameters] = modules[module];
+    ++tensors;
+    parameters += tensor.numel();
+    total += tensor.numel();
+  }
+  std::sort(order.begin(), order.end());
+  for (const std::string& module : order) {
+    const auto& [tensors, parameters] = modules[module];
+    table.rows.push_back({module, std::to_string(tensors), std::to_string(parameters)});
+  }
+  table.rows.push_back({"all", "", std::to_string(total)});
+  out << path.string() << "\nupdate " << checkpoint.state["step"] << ", "
+      << fmt::format("{:.1f} MB", static_cast<double>(std::filesystem::file_size(path)) / 1e6) << "\n\n"
+      << to_markdown(table);
+  return 0;
+}
+
+}  // namespace roformer

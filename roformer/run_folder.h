@@ -1,0 +1,27 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "roformer/report/plots.h"
+#include "roformer/run.h"
+
+// A run folder explains itself: what was run, where, and what came out. Shared by train and ablate.
+
+namespace roformer {
+
+/// The options of the run that lives in `folder`; Error when there is none.
+RunOptions load_run_folder(const std::filesystem::path& folder, const std::vector<std::string>& sets = {});
+
+/// Writes config.yaml; if the folder already holds a run made with other options, an Error that names the first one
+/// which differs. Options that leave the computation alone (steps, how often to log, threads, …) may differ.
+void claim_run_folder(const std::filesystem::path& folder, const RunOptions& run);
+
+/// result.json of a finished run of at least `steps` updates; empty otherwise.
+std::optional<nlohmann::json> finished_result(const std::filesystem::path& folder, int64_t steps);
+
+/// The curve of `metric` in metrics.jsonl over the updates; split is "train" or "valid".
+Curve read_curve(const std::filesystem::path& folder, const std::string& split, const std::string& metric);
+
+}  // namespace roformer

@@ -1,0 +1,190 @@
+"""Speed side by side with Hugging Face's transformers: bench.py [folder of the build] [--pairs N] [--only NAME].
+
+Both sides run in one process each, which measure one block of work on request. Blocks alternate, so that whatever else
+the machine does meets both; each pair gives one ratio, time of the peer by ours. Reported is the median of the ratios
+with its 95 % interval by order statistics, which assumes nothing of their distribution. Process CPU time on one thread
+comes first: it is what other load disturbs least. Outputs and losses are compared before anything is timed.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import tempfile
+
+from sides import SMALL, open_sides
+
+ROPE_SHAPE = [8, 12, 512, 64]
+
+
+def median_interval(values, level=0.95):
+    """Median, and the order statistics that enclose it with at least that probability."""
+    values, n = sorted(values), len(values)
+    rank, tail = 0, 0.0  # the largest rank with P(fewer than rank values below the median) <= (1 - level) / 2
+    while tail + math.comb(n, rank) / 2**n <= (1 - level) / 2:
+        tail += math.comb(n, rank) / 2**n
+        rank += 1
+    low = max(rank - 1, 0)
+    return statistics.median(values), values[low], values[n - 1 - low]
+
+
+class Bench:
+    def __init__(self, build, pairs, folder):
+        self.build, self.pairs, self.folder = build, pairs, folder
+        self.rows, self.rates = [], []
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def compare(self, name, ours, theirs, threads, matmul, target=None):
+        """ours and theirs: functions that measure one block."""
+        for warm_up in (ours, theirs, ours, theirs):
+            warm_up()
+        blocks = []
+        for pair in range(self.pairs):
+            first, second = (ours, theirs) if pair % 2 == 0 else (theirs, ours)
+            one, two = first(), second()
+            blocks.append((one, two) if pair % 2 == 0 else (two, one))
+        for clock in ("cpu", "wall"):
+            median, low, high = median_interval([b[clock] / a[clock] for a, b in blocks])
+            self.rows.append(
+                {
+                    "name": name,
+                    "threads": threads,
+                    "matmul": matmul,
+                    "clock": clock,
+                    "ratio": median,
+                    "interval": [low, high],
+                    "ours_ms": 1e3 * statistics.median(a[clock] for a, _ in blocks),
+                    "theirs_ms": 1e3 * statistics.median(b[clock] for _, b in blocks),
+                    "target": target,
+                    "pairs": self.pairs,
+                }
+            )
+
+    def block(self, side, what, count):
+        """A function that measures one block; times are per repetition."""
+        return lambda: {clock: time / count for clock, time in side.ask(what, count=count).items()}
+
+    def rope(self, threads):
+        ours, theirs = open_sides(self.build, threads)
+        inputs = self.path("rope.safetensors")
+        theirs.ask("rope_make", shape=ROPE_SHAPE, inputs=inputs)
+        for side in (ours, theirs):
+            side.ask("rope_load", inputs=inputs)
+            side.ask("rope_save", path=self.path(side.name))
+        differences = theirs.ask("rope_compare", ours=self.path(ours.name), theirs=self.path(theirs.name))
+        worst = max(differences.values())
+        # Their angles are float64 rounded to float32, as ours: what remains is the rounding of two products and a sum.
+        if not worst < 1e-6:
+            raise SystemExit(f"rope: the results differ by {worst:.1e} of the largest value: {differences}")
+        block = self.block(ours, "rope", 10)
+        self.compare("rope / Hugging Face", block, self.block(theirs, "rope", 5), threads, "-", target=5.0)
+        self.compare("rope / four copy_", block, self.block(ours, "copy", 10), threads, "-")
+        ours.close()
+        theirs.close()
+        return worst
+
+    def step_small(self, threads, matmul, dropouts):
+        ours, theirs = open_sides(self.build, threads, matmul)
+        model = {**SMALL, "family": "roformer"}
+        files = {"folder": self.path("model"), "batches": self.path("batches.safetensors")}
+        theirs.ask("step_make", **model, **files, batch=8, length=128, batch_count=8)
+        weights = self.path("model/model.safetensors")
+        losses = []
+        for side in (ours, theirs):
+            side.ask("step_load", **model, weights=weights, batches=files["batches"])
+            losses.append([side.ask("loss")["loss"], *side.ask("losses", count=5)["losses"]])
+        worst = max(abs(a / b - 1) for a, b in zip(*losses))
+        if not worst < (1e-5 if matmul == "highest" else 1e-4):
+            raise SystemExit(f"step_small: the losses before and in training differ: {losses}")
+        for dropout in dropouts:
+            for side in (ours, theirs):
+                side.ask("step_load", **{**model, "dropout": dropout}, weights=weights, batches=files["batches"])
+            self.compare(
+                f"step_small, dropout {dropout}",
+                self.block(ours, "step", 2),
+                self.block(theirs, "step", 2),
+                threads,
+                matmul,
+                target=1.5 if dropout > 0 else None,
+            )
+        ours.close()
+        theirs.close()
+        return worst
+
+    def machine(self, threads, matmul):
+        ours, theirs = open_sides(self.build, threads, matmul)
+        theirs.close()
+        size, amount = 1024, 64 << 20
+        for name, request, work, unit in (
+            ("memcpy of 64 MiB, GB/s copied", {"bytes": amount}, amount / 1e9, "memcpy"),
+            ("GEMM 1024^3 float32, GFLOP/s", {"size": size}, 2 * size**3 / 1e9, "gemm"),
+        ):
+            rates = [work / (ours.ask(unit, count=3, **request)["wall"] / 3) for _ in range(8)][1:]
+            self.rates.append({"name": name, "threads": threads, "matmul": matmul, "rate": statistics.median(rates)})
+        ours.close()
+
+
+def markdown(bench):
+    print("| what | threads | float32 products | clock | ours, ms | peer, ms | peer / ours | 95 % interval | target |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in bench.rows:
+        low, high = row["interval"]
+        target = f"≥ {row['target']}" if row["target"] else ""
+        print(
+            f"| {row['name']} | {row['threads']} | {row['matmul']} | {row['clock']} | {row['ours_ms']:.2f} "
+            f"| {row['theirs_ms']:.2f} | {row['ratio']:.2f} | {low:.2f} – {high:.2f} | {target} |"
+        )
+    print("\n| machine | threads | float32 products | rate |\n|---|---|---|---|")
+    for rate in bench.rates:
+        print(f"| {rate['name']} | {rate['threads']} | {rate['matmul']} | {rate['rate']:.1f} |")
+
+
+def processor():
+    with open("/proc/cpuinfo") as lines:
+        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", nargs="?", default="build/release", help="folder of the build")
+    parser.add_argument("--pairs", type=int, default=31, help="pairs of blocks for each row (at least 6)")
+    parser.add_argument("--only", choices=("rope", "step_small", "machine"), help="only this part")
+    arguments = parser.parse_args()
+    if arguments.pairs < 6:
+        parser.error("--pairs: fewer than 6 pairs give no 95 % interval")
+
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"The load of this machine is {load:.1f}: other work disturbs these times.\n")
+    checks = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(arguments.build, arguments.pairs, folder)
+        wanted = lambda part: arguments.only in (None, part)
+        for threads in sorted({1, cores}):
+            if wanted("rope"):
+                checks[f"rope, {threads} threads"] = bench.rope(threads)
+            if wanted("step_small"):
+                checks[f"step_small, {threads} threads"] = bench.step_small(threads, "highest", (0.1, 0.0))
+            if wanted("machine"):
+                bench.machine(threads, "highest")
+        # The faster route for products on AMD processors (trainer.matmul_precision), for both sides.
+        if wanted("step_small"):
+            checks["step_small, medium"] = bench.step_small(1, "medium", (0.1,))
+        if wanted("machine"):
+            bench.machine(1, "medium")
+
+    print(f"{processor()}, {cores} core(s), load {load:.1f} before; {arguments.pairs} pairs per row\n")
+    markdown(bench)
+    print("\nLargest relative difference of results: " + "; ".join(f"{k} {v:.1e}" for k, v in checks.items()))
+    report = {"processor": processor(), "cores": cores, "load": load, "checks": checks}
+    with open("build/bench.json", "w") as out:
+        json.dump({**report, "rows": bench.rows, "rates": bench.rates}, out, indent=2)
+
+
+if __name__ == "__main__":
+    main()
