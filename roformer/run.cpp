@@ -112,13 +112,16 @@ std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const
   require_precision(run.trainer.precision, world.device);
   set_matmul_precision(run.trainer.matmul_precision, world.device);
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
-  log::Progress progress({"reading text"});
+  std::optional<log::Progress> progress;
   const Corpus corpus = prepare_corpus(run.data, *tokenizer, cache, [&](int64_t done, int64_t total) {
     if (interrupted()) throw Interrupted();
+    if (total < (int64_t{64} << 20)) return;  // done in a moment
+    if (!progress) progress.emplace(std::vector<std::string>{"reading text"});
     log::ProgressState state;
     state.state = fmt::format("{} of {} MB", done >> 20, total >> 20);
-    progress.update(0, state);
+    progress->update(0, state);
   });
+  progress.reset();
   EncoderOptions model = run.model;
   model.vocab_size = tokenizer->vocab_size();
   torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
@@ -146,6 +149,7 @@ int train(const TrainRequest& request) {
     fail("{}: holds a run already; add --resume to go on with it, or choose another folder with --run",
          folder.string());
   }
+  if (!run.model.init_from.empty()) load_checkpoint_state(find_checkpoint(run.model.init_from));  // or an Error, now
   const World world = World::open(run.trainer.device, run.trainer.threads);
   std::error_code problem;
   std::filesystem::create_directories(folder, problem);

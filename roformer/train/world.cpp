@@ -6,20 +6,33 @@
 #include <optional>
 
 #include "roformer/core/error.h"
+#include "roformer/nn/kernels/rotary_cuda.h"
 
 namespace roformer {
 namespace {
 
-/// Opens the CUDA part; the reason when it cannot be.
+/// Opens the CUDA part, beside the program or on the loader's path, and hands out what it holds; the reason when it
+/// cannot be opened. The driver's library is what every CUDA program needs first.
 std::optional<std::string> open_cuda_library() {
+  if (!dlopen("libcuda.so.1", RTLD_LAZY)) return "this machine has no NVIDIA driver";
   std::error_code ignored;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
-  const std::string name = "libroformer_cuda.so";
-  for (const std::filesystem::path& path : {program / name, program / "../lib" / name}) {
-    if (!std::filesystem::exists(path, ignored)) continue;
-    return dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) ? std::nullopt : std::optional<std::string>(dlerror());
+  std::filesystem::path path = "libroformer_cuda.so";
+  const std::filesystem::path name = path;
+  for (const std::filesystem::path& near : {program / name, program / "../lib" / name}) {
+    if (std::filesystem::exists(near, ignored)) path = near;
   }
-  return name + " is not beside the program; build it with 'make build CUDA=1'";
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (!library) {
+    const std::string reason = dlerror();
+    if (reason.starts_with(name.string())) {
+      return name.string() + " is neither beside the program nor on the loader's path; 'make build CUDA=1' builds it";
+    }
+    return reason + "; 'make setup CUDA=1' installs LibTorch's CUDA libraries";
+  }
+  kernels::rotary_cuda = reinterpret_cast<kernels::RotaryCuda>(dlsym(library, kernels::rotary_cuda_symbol));
+  if (!kernels::rotary_cuda) return path.string() + " is of another version of this program";
+  return std::nullopt;
 }
 
 }  // namespace
@@ -37,10 +50,7 @@ World World::open(const std::string& device, int64_t threads) {
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   World world;
   if (device == "cpu") return world;
-  std::error_code ignored;
-  const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", ignored);
-  if (device == "auto" && !driver) return world;
-  std::optional<std::string> problem = driver ? open_cuda_library() : "this machine has no NVIDIA driver";
+  std::optional<std::string> problem = open_cuda_library();
   if (!problem && !torch::cuda::is_available()) problem = "LibTorch finds no CUDA device";
   if (problem) {
     if (device == "auto") return world;

@@ -424,8 +424,8 @@ name: run
 train: []
 betas: [0.9, 0.999]
 stages:
-  - steps: 2
-    length: 128
+  steps: 2
+  length: 128
 extra: []
 table: null
 clip: 1

@@ -21,10 +21,10 @@ EncoderOptions names_options(const PositionOptions& positions) {
   return o;
 }
 
-using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
+using NamesTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
-NamedTensors names_tensors(MaskedLm& model, HfFamily family) {
-  NamedTensors out;
+NamesTensors names_tensors(MaskedLm& model, HfFamily family) {
+  NamesTensors out;
   for (const auto& p : model->named_parameters()) out.emplace_back(hf_name(p.key(), family), p.value().detach());
   return out;
 }
@@ -68,9 +68,9 @@ TEST_CASE("hf names: weights load, whatever else the file holds and whatever the
   for (const HfFamily family : {HfFamily::bert, HfFamily::roformer}) {
     const PositionOptions positions = family == HfFamily::bert ? PositionOptions(LearnedOptions{}) : RotaryOptions{};
     MaskedLm source(names_options(positions)), model(names_options(positions));
-    NamedTensors tensors = names_tensors(source, family);
+    NamesTensors tensors = names_tensors(source, family);
     for (auto& [name, tensor] : tensors) tensor = torch::randn_like(tensor).to(torch::kBFloat16);
-    const NamedTensors wanted = tensors;
+    const NamesTensors wanted = tensors;
     tensors.emplace_back("cls.seq_relationship.weight", torch::ones({2, 8}));
     tensors.emplace_back("cls.predictions.decoder.weight", torch::ones({11, 8}));
     save_safetensors(folder / "model.safetensors", tensors);
@@ -88,7 +88,7 @@ TEST_CASE("hf names: weights load, whatever else the file holds and whatever the
 TEST_CASE("hf names: all that does not fit is listed at once, and nothing is loaded") {
   test::TempDir folder;
   MaskedLm source(names_options(RotaryOptions{})), model(names_options(RotaryOptions{}));
-  NamedTensors tensors;
+  NamesTensors tensors;
   for (auto& [name, tensor] : names_tensors(source, HfFamily::roformer)) {
     if (name == "roformer.encoder.layer.1.output.dense.bias" || name == "cls.predictions.bias") continue;
     tensors.emplace_back(name, name == "roformer.embeddings.LayerNorm.weight" ? torch::ones({9}) : tensor);

@@ -6,9 +6,12 @@
 
 #include "roformer/core/error.h"
 #include "roformer/nn/kernels/rotary.h"
+#include "roformer/nn/kernels/rotary_cuda.h"
 #include "roformer/nn/positions/row_cache.h"
 
 namespace roformer {
+
+kernels::RotaryCuda kernels::rotary_cuda = nullptr;
 
 torch::Tensor rotary_theta(int64_t dim, double base) {
   return torch::pow(base, torch::arange(0, dim, 2, torch::kFloat64) / -static_cast<double>(dim));
@@ -52,6 +55,10 @@ struct FusedRotary : torch::autograd::Function<FusedRotary> {
     ctx->saved_data["heads_inside"] = x.stride(1) < x.stride(2);
     const torch::Tensor in = x.stride(-1) == 1 ? x : x.contiguous();
     torch::Tensor out = empty_heads(x.sizes(), heads_inside, x.options());
+    if (x.is_cuda()) {
+      kernels::rotary_cuda(in, table, out, halves, inverse);
+      return out;
+    }
     const kernels::Rotary task{
         .x = in.const_data_ptr<float>(),
         .y = out.mutable_data_ptr<float>(),
@@ -89,6 +96,13 @@ struct FusedRotary : torch::autograd::Function<FusedRotary> {
   }
 };
 
+bool has_kernel(const torch::Tensor& x) {
+  const torch::Dtype type = x.scalar_type();
+  if (x.is_cpu()) return type == torch::kFloat32;
+  return x.is_cuda() && kernels::rotary_cuda &&
+         (type == torch::kFloat32 || type == torch::kFloat16 || type == torch::kBFloat16);
+}
+
 }  // namespace
 
 torch::Tensor apply_rotary(const torch::Tensor& x, const torch::Tensor& table, RotaryLayout layout) {
@@ -96,8 +110,8 @@ torch::Tensor apply_rotary(const torch::Tensor& x, const torch::Tensor& table, R
                   (table.size(0) == 1 || table.size(0) == x.size(0)) && 2 * table.size(2) <= x.size(3),
               "apply_rotary: x [B, H, L, d] and table [B or 1, L, dim / 2, 2] expected, got ", x.sizes(), " and ",
               table.sizes());
-  const bool fused = x.is_cpu() && x.scalar_type() == torch::kFloat32 && table.is_cpu() &&
-                     table.scalar_type() == torch::kFloat32 && !table.requires_grad();
+  const bool fused = has_kernel(x) && table.device() == x.device() && table.scalar_type() == torch::kFloat32 &&
+                     !table.requires_grad();
   if (!fused) return apply_rotary_plain(x, table, layout);
   const bool rows_dense = table.stride(3) == 1 && table.stride(2) == 2;
   return FusedRotary::apply(x, rows_dense ? table : table.contiguous(), layout == RotaryLayout::halves,

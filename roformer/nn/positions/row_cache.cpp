@@ -10,7 +10,7 @@ const torch::Tensor& RowCache::rows(int64_t length, torch::Device device, torch:
     return table.device() == device && table.scalar_type() == kept;
   });
   if (found == tables_.end()) found = tables_.insert(tables_.end(), torch::Tensor());
-  if (!found->defined() || found->size(0) + 1 < length) {
+  if (!found->defined() || found->size(0) < length) {
     const int64_t smallest = 256;
     const int64_t rows = std::max({length, smallest, found->defined() ? 2 * found->size(0) : 0});
     // A table first needed during evaluation must serve training as well.
