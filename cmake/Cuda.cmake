@@ -6,22 +6,25 @@ if(NOT cuda_sources)
 endif()
 
 include(CheckLanguage)
+set(CMAKE_CUDA_ARCHITECTURES 80 90 CACHE STRING "GPU architectures")
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER OR NOT TARGET LibTorch::torch_cuda)
   message(WARNING "CUDA was asked for, but nvcc or libtorch_cuda.so is missing: building without")
   return()
 endif()
-set(CMAKE_CUDA_ARCHITECTURES 80 90 CACHE STRING "GPU architectures")
 enable_language(CUDA)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # CMake 3.25 does not know it
+endif()
 find_package(CUDAToolkit REQUIRED)
 
 add_library(roformer_cuda MODULE ${cuda_sources})
 set_target_properties(roformer_cuda PROPERTIES
   LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" UNITY_BUILD OFF POSITION_INDEPENDENT_CODE ON)
 target_include_directories(roformer_cuda PRIVATE "${PROJECT_SOURCE_DIR}")
-# CMake 3.25 passes no -std to nvcc.
-target_compile_options(roformer_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20> -O3)
-# Nothing calls libtorch_cuda.so by name here: its loading registers the kernels.
+target_compile_options(roformer_cuda PRIVATE -O3)
+# Nothing calls libtorch_cuda.so by name here: its loading registers the kernels. The small LibTorch lacks what
+# libtorch_cuda.so needs in turn (cuBLAS, cuDNN ...), which matters only where the library is opened.
 target_link_libraries(roformer_cuda PRIVATE LibTorch::LibTorch
-  -Wl,--no-as-needed LibTorch::torch_cuda LibTorch::c10_cuda -Wl,--as-needed CUDA::cudart)
+  -Wl,--allow-shlib-undefined -Wl,--no-as-needed LibTorch::torch_cuda LibTorch::c10_cuda -Wl,--as-needed CUDA::cudart)
 install(TARGETS roformer_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")

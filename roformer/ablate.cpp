@@ -33,6 +33,8 @@ struct ArmRun {
   std::filesystem::path folder;
   pid_t process = 0;  ///< 0 = not running
   bool done = false, failed = false;
+  uintmax_t seen_bytes = 0;  ///< of metrics.jsonl, when `seen` was read from it
+  log::ProgressState seen;
 
   std::string name() const { return fmt::format("{}-seed{}", arm, seed); }
 };
@@ -65,7 +67,10 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
       }
       ConfigNode node = config;
       set_values(node, overrides);
-      ArmRun run{arm, seed, {}, folder / fmt::format("{}-seed{}", arm, seed), 0, false, false};
+      ArmRun run;
+      run.arm = arm;
+      run.seed = seed;
+      run.folder = folder / run.name();
       read(node, run.options);
       run.options.trainer.seed = seed;
       run.options.arms = {};
@@ -99,13 +104,15 @@ void start(ArmRun& run, int64_t threads) {
   _exit(127);
 }
 
-/// What the run's metrics.jsonl tells of it.
-log::ProgressState progress_of(const ArmRun& run) {
-  log::ProgressState state;
+/// What the run's metrics.jsonl tells of it, read when it has changed.
+log::ProgressState progress_of(ArmRun& run) {
+  log::ProgressState& state = run.seen;
   state.steps = run.options.trainer.steps;
   state.state = run.failed ? "failed" : run.done ? "done" : run.process ? "" : "waiting";
-  std::error_code ignored;
-  if (!std::filesystem::exists(run.folder / "metrics.jsonl", ignored)) return state;
+  std::error_code absent;
+  const uintmax_t bytes = std::filesystem::file_size(run.folder / "metrics.jsonl", absent);
+  if (absent || bytes == run.seen_bytes) return state;
+  run.seen_bytes = bytes;
   double before_tokens = 0, before_seconds = 0;
   for (const nlohmann::json& record : MetricsLog::read(run.folder / "metrics.jsonl")) {
     if (record.value("split", "") != "train") continue;
@@ -180,7 +187,7 @@ void run_all(std::vector<ArmRun>& runs, int64_t jobs) {
       }
     }
     for (size_t i = 0; i < runs.size(); ++i) progress.update(i, progress_of(runs[i]));
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
   }
 }
 

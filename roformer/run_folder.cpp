@@ -52,7 +52,8 @@ RunOptions load_run_folder(const std::filesystem::path& folder, const std::vecto
 void claim_run_folder(const std::filesystem::path& folder, const RunOptions& run) {
   const std::filesystem::path config = folder / "config.yaml";
   std::error_code ignored;
-  if (std::filesystem::exists(config, ignored)) {
+  const bool trained = !CheckpointFolder(folder).steps().empty();  // else there is nothing to protect
+  if (trained && std::filesystem::exists(config, ignored)) {
     const std::string difference = first_difference(write(load_run(config)), write(run), "");
     if (!difference.empty()) {
       fail("{}: holds a run with other options ({}); remove it, or choose another folder with --run", folder.string(),

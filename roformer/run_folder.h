@@ -14,8 +14,8 @@ namespace roformer {
 /// The options of the run that lives in `folder`; Error when there is none.
 RunOptions load_run_folder(const std::filesystem::path& folder, const std::vector<std::string>& sets = {});
 
-/// Writes config.yaml; if the folder already holds a run made with other options, an Error that names the first one
-/// which differs. Options that leave the computation alone (steps, how often to log, threads, …) may differ.
+/// Writes config.yaml; if the folder already holds checkpoints made with other options, an Error that names the first
+/// one which differs. Options that leave the computation alone (steps, how often to log, threads, …) may differ.
 void claim_run_folder(const std::filesystem::path& folder, const RunOptions& run);
 
 /// result.json of a finished run of at least `steps` updates; empty otherwise.

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-// The paper's formulas (RoFormer, arXiv 2104.09864) as double loops in double precision, with nothing shared with the code
-// under test. One head at a time; rows are tokens.
+// The paper's formulas (RoFormer, arXiv 2104.09864) as double loops in double precision, with nothing shared
+// with the code under test. One head at a time; rows are tokens.
 
 namespace roformer::formula {
 
@@ -76,7 +76,8 @@ inline Row rotate_fast(const Row& x, double m, double base = 10000.0) {
   return y;
 }
 
-/// The half-split layout of GPT-NeoX and LLaMA: column i pairs with i + d/2. Not in the paper; a permutation of eq. 14.
+/// The half-split layout of GPT-NeoX and LLaMA: column i pairs with i + d/2. Not in the paper; a permutation
+/// of eq. 14.
 inline Row rotate_halves(const Row& x, double m, double base = 10000.0, size_t d = 0) {
   if (d == 0) d = x.size();
   Row y = x;
@@ -93,9 +94,11 @@ inline double rope_score(const Row& q, const Row& k, double m, double n, double 
   return dot(q, times(rotation(n - m, q.size(), base), k));
 }
 
-/// Eq. 2 for one head with the given scores [Lq][Lk], already scaled: softmax over the keys that `keep` (empty: all)
-/// admits and, if causal, that stand no later than the query (queries are the last of the keys). No key: zeros.
-inline Matrix attention(const Matrix& scores, const Matrix& v, const std::vector<bool>& keep = {}, bool causal = false) {
+/// Eq. 2 for one head with the given scores [Lq][Lk], already scaled: softmax over the keys that `keep`
+/// (empty: all) admits and, if causal, that stand no later than the query (queries are the last of the keys).
+/// No key: zeros.
+inline Matrix attention(const Matrix& scores, const Matrix& v, const std::vector<bool>& keep = {},
+                        bool causal = false) {
   const size_t queries = scores.size(), keys = v.size(), width = v.front().size();
   Matrix out(queries, Row(width, 0.0));
   for (size_t m = 0; m < queries; ++m) {
@@ -150,7 +153,8 @@ inline Matrix layer_norm(Matrix x, const Row& weight, const Row& bias, double ep
     double mean = 0, variance = 0;
     for (double value : row) mean += value / static_cast<double>(row.size());
     for (double value : row) variance += (value - mean) * (value - mean) / static_cast<double>(row.size());
-    for (size_t i = 0; i < row.size(); ++i) row[i] = (row[i] - mean) / std::sqrt(variance + eps) * weight[i] + bias[i];
+    for (size_t i = 0; i < row.size(); ++i)
+      row[i] = (row[i] - mean) / std::sqrt(variance + eps) * weight[i] + bias[i];
   }
   return x;
 }

@@ -2,8 +2,8 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr auto strict_type = c10::DeviceType::PrivateUse1;
 const c10::Device strict(strict_type, 0);
-std::atomic<int64_t> reads{0};
+std::atomic<int64_t> reads_back{0};
 
 struct StrictAllocator : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
@@ -25,10 +25,12 @@ struct StrictAllocator : c10::Allocator {
 } strict_allocator;
 
 /// The same memory and shape under another device's name; the old storage lives as long as the new one.
-torch::Tensor rename(const torch::Tensor& t, c10::Device device, c10::DispatchKey key, c10::Allocator* allocator) {
+torch::Tensor relabel(const torch::Tensor& t, c10::Device device, c10::DispatchKey key,
+                     c10::Allocator* allocator) {
   const c10::Storage& old = t.storage();
   auto* owner = new c10::Storage(old);
-  c10::DataPtr data(const_cast<void*>(old.data()), owner, [](void* p) { delete static_cast<c10::Storage*>(p); }, device);
+  c10::DataPtr data(
+      const_cast<void*>(old.data()), owner, [](void* p) { delete static_cast<c10::Storage*>(p); }, device);
   c10::Storage storage(c10::Storage::use_byte_size_t(), old.nbytes(), std::move(data), allocator,
                        /*resizable=*/true);
   torch::Tensor renamed =
@@ -39,9 +41,11 @@ torch::Tensor rename(const torch::Tensor& t, c10::Device device, c10::DispatchKe
   return renamed;
 }
 
-torch::Tensor on_cpu(const torch::Tensor& t) { return rename(t, c10::kCPU, c10::DispatchKey::CPU, c10::GetAllocator(c10::kCPU)); }
+torch::Tensor on_cpu(const torch::Tensor& t) {
+  return relabel(t, c10::kCPU, c10::DispatchKey::CPU, c10::GetAllocator(c10::kCPU));
+}
 torch::Tensor on_strict(const torch::Tensor& t) {
-  return rename(t, strict, c10::DispatchKey::PrivateUse1, &strict_allocator);
+  return relabel(t, strict, c10::DispatchKey::PrivateUse1, &strict_allocator);
 }
 
 /// Runs a CPU kernel on tensors of the strict device, and refuses all others.
@@ -52,8 +56,8 @@ struct StrictCall {
   torch::Tensor enter(const torch::Tensor& t, bool number_allowed) {
     if (!t.defined()) return t;
     if (t.device() != strict) {
-      TORCH_CHECK(number_allowed && t.is_cpu() && t.dim() == 0, op.operator_name(), ": a tensor ", t.sizes(), " on ",
-                  t.device(), " among tensors on ", strict);
+      TORCH_CHECK(number_allowed && t.is_cpu() && t.dim() == 0, op.operator_name(), ": a tensor ", t.sizes(),
+                  " on ", t.device(), " among tensors on ", strict);
       return t;
     }
     renamed.emplace_back(on_cpu(t), t);
@@ -64,7 +68,8 @@ struct StrictCall {
     if (!t.defined() || !t.is_cpu()) return t;
     for (const auto& [alias, original] : renamed) {
       if (!alias.is_same(t)) continue;
-      if (t.storage().data() != original.storage().data() || t.sizes() != original.sizes()) {  // it was resized
+      if (t.storage().data() != original.storage().data() ||
+          t.sizes() != original.sizes()) {  // it was resized
         const torch::Tensor resized = on_strict(t);
         original.unsafeGetTensorImpl()->set_storage_keep_dtype(resized.storage());
         original.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
@@ -103,9 +108,9 @@ struct StrictCall {
 };
 
 void strict_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  static const std::set<std::string> waits{"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select",
-                                           "aten::equal"};
-  if (waits.count(op.operator_name().name)) ++reads;
+  static const std::set<std::string> waits{"aten::_local_scalar_dense", "aten::nonzero",
+                                           "aten::masked_select", "aten::equal"};
+  if (waits.count(op.operator_name().name)) ++reads_back;
 
   StrictCall call{op, {}};
   const size_t inputs = op.schema().arguments().size();
@@ -118,14 +123,17 @@ void strict_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   for (size_t i = stack->size() - outputs; i < stack->size(); ++i) (*stack)[i] = call.leave((*stack)[i]);
 }
 
-torch::Tensor strict_empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
-                           std::optional<c10::Device>, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
-  return at::detail::empty_generic(size, &strict_allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+torch::Tensor strict_empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype,
+                           std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>,
+                           std::optional<c10::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &strict_allocator,
+                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                    c10::dtype_or_default(dtype), format);
 }
 
-torch::Tensor strict_empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
-                                   std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>) {
+torch::Tensor strict_empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
+                                   std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
+                                   std::optional<c10::Device>, std::optional<bool>) {
   return at::detail::empty_strided_generic(size, stride, &strict_allocator,
                                            c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                            c10::dtype_or_default(dtype));
@@ -133,7 +141,7 @@ torch::Tensor strict_empty_strided(c10::IntArrayRef size, c10::IntArrayRef strid
 
 /// copy_ between devices, and within this one.
 torch::Tensor strict_copy(const torch::Tensor& from, const torch::Tensor& to, bool) {
-  if (to.is_cpu()) ++reads;
+  if (to.is_cpu()) ++reads_back;
   const torch::Tensor target = to.is_cpu() ? to : on_cpu(to);
   target.copy_(from.is_cpu() ? from : on_cpu(from));
   return to;
@@ -148,7 +156,9 @@ int64_t strict_attention(const torch::Tensor&, const torch::Tensor&, const torch
   return 0;
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&strict_fallback>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&strict_fallback>());
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", strict_empty);
@@ -182,7 +192,8 @@ struct StrictHooks final : at::PrivateUse1HooksInterface {
 }  // namespace
 
 torch::Device strict_device() {
-  // The autograd engine takes the named device for the machine's accelerator, so only a program that asks names it.
+  // The autograd engine takes the named device for the machine's accelerator, so only a program that asks
+  // names it.
   static const bool named = [] {
     static StrictHooks hooks;
     at::RegisterPrivateUse1HooksInterface(&hooks);
@@ -193,6 +204,6 @@ torch::Device strict_device() {
   return strict;
 }
 
-int64_t strict_device_reads() { return reads; }
+int64_t strict_device_reads() { return reads_back; }
 
 }  // namespace roformer::test

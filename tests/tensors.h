@@ -9,6 +9,7 @@
 
 #include "roformer/hf/safetensors.h"
 #include "roformer/torch.h"
+#include "roformer/train/world.h"
 #include <ATen/CPUGeneratorImpl.h>
 // after torch
 #include "tests/formulas.h"
@@ -51,6 +52,16 @@ inline double max_error(const torch::Tensor& a, const torch::Tensor& b) {
 /// Seeded normal numbers, independent of the default generator.
 inline torch::Tensor random_tensor(at::IntArrayRef size, uint64_t seed, torch::Dtype dtype = torch::kFloat32) {
   return torch::randn(size, at::make_generator<at::CPUGeneratorImpl>(seed), torch::kFloat64).to(dtype);
+}
+
+/// Where device tests compute: ROFORMER_TEST_DEVICE (cpu, cuda, cuda:N), by default the CPU. Opened by World, so that the
+/// CUDA library is there before the first question about CUDA.
+inline torch::Device test_device() {
+  static const torch::Device device = [] {
+    const char* name = std::getenv("ROFORMER_TEST_DEVICE");
+    return World::open(name && *name ? name : "cpu", 0).device;
+  }();
+  return device;
 }
 
 /// One folder of reference values: inputs.safetensors, expected.safetensors, case.json.

@@ -42,7 +42,9 @@ std::string replace_prefix(std::string_view name, const Table& table) {
   return {};
 }
 
-constexpr std::string_view prefix_of(HfFamily family) { return family == HfFamily::bert ? "bert." : "roformer."; }
+constexpr std::string_view prefix_of(HfFamily family) {
+  return family == HfFamily::bert ? "bert." : "roformer.";
+}
 
 }  // namespace
 

@@ -20,9 +20,9 @@ std::string hf_name(std::string_view ours, HfFamily family);
 /// The family whose encoder the file holds, by the prefix of its names; Error when there is none.
 HfFamily hf_family(const SafetensorsFile& file);
 
-/// Copies the weights of a masked language model into `model`, widened or narrowed to its dtype. Error that lists every
-/// missing and wrongly shaped tensor; the model is then unchanged. The file may hold more: the tied decoder,
-/// RoFormer's fixed table of sines, a pooler.
+/// Copies the weights of a masked language model into `model`, widened or narrowed to its dtype. Error that
+/// lists every missing and wrongly shaped tensor; the model is then unchanged. The file may hold more: the
+/// tied decoder, RoFormer's fixed table of sines, a pooler.
 void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file);
 
 }  // namespace roformer

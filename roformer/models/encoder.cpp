@@ -23,14 +23,14 @@ EncoderImpl::EncoderImpl(const EncoderOptions& options, PositionEncoding encodin
     segment_ = register_module("segment", torch::nn::Embedding(options.segments, options.dim));
   }
   positions_ = register_module("positions", encoding);
-  norm_ = register_module("norm",
-                          torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim}).eps(options.norm_eps)));
+  norm_ = register_module(
+      "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim}).eps(options.norm_eps)));
   const EncoderLayerOptions layer{
       .dim = options.dim,
       .heads = options.heads,
       .ffn = options.ffn,
       .dropout = options.dropout,
-      .attention_dropout = options.attention_dropout < 0 ? options.dropout : options.attention_dropout,
+      .attention_dropout = options.attention_dropout.value_or(options.dropout),
       .activation = options.activation,
       .norm = options.norm,
       .norm_eps = options.norm_eps,
@@ -44,7 +44,9 @@ EncoderImpl::EncoderImpl(const EncoderOptions& options, PositionEncoding encodin
 }
 
 const Positions& EncoderImpl::range(int64_t length, torch::Device device) {
-  if (!range_ || range_->length != length || range_->q.device() != device) range_ = Positions::range(length, device);
+  if (!range_ || range_->length != length || range_->q.device() != device) {
+    range_ = Positions::range(length, device);
+  }
   return *range_;
 }
 
@@ -55,8 +57,8 @@ torch::Tensor EncoderImpl::forward(const torch::Tensor& tokens, const torch::Ten
   if (!positions) positions = &range(tokens.size(1), tokens.device());
   if (const int64_t limit = positions_->limit(); limit >= 0 && positions->length > limit) {
     fail(
-        "a sequence of {} tokens is longer than '{}' positions can place ({}); raise model.positions.max_length or "
-        "shorten data.length",
+        "a sequence of {} tokens is longer than '{}' positions can place ({}); raise "
+        "model.positions.max_length or shorten data.length",
         positions->length, positions_->name(), limit);
   }
 

@@ -14,7 +14,7 @@ struct EncoderOptions {
   int64_t heads = 12;
   int64_t ffn = 3072;
   double dropout = 0.1;
-  double attention_dropout = -1.0;
+  std::optional<double> attention_dropout;
   Activation activation = Activation::gelu;
   NormPlacement norm = NormPlacement::post;
   double norm_eps = 1e-12;
@@ -32,7 +32,7 @@ void fields(V& v, EncoderOptions& o) {
   v("heads", o.heads, "attention heads; must divide dim", at_least(1));
   v("ffn", o.ffn, "hidden width of the feed-forward network", at_least(1));
   v("dropout", o.dropout, "on embeddings and on the output of attention and feed-forward", within(0.0, 0.99));
-  v("attention_dropout", o.attention_dropout, "on attention weights; -1 = as dropout", within(-1.0, 0.99));
+  v("attention_dropout", o.attention_dropout, "on attention weights; null = as dropout", within(0.0, 0.99));
   v("activation", o.activation, "of the feed-forward network and the MLM head");
   v("norm", o.norm, "LayerNorm after the residual (post, as in BERT) or before the sublayer (pre)");
   v("norm_eps", o.norm_eps, "added to the variance in LayerNorm", above(0.0));
@@ -43,18 +43,19 @@ void fields(V& v, EncoderOptions& o) {
 /// heads divide dim, encodings fit together and fit the head width.
 void validate(const EncoderOptions& options);
 
-/// Token (+ segment) embeddings, `embed` of the encoding, LayerNorm, dropout, then the blocks. With pre-norm blocks the
-/// LayerNorm stands after the last block instead of after the embeddings.
+/// Token (+ segment) embeddings, `embed` of the encoding, LayerNorm, dropout, then the blocks. With pre-norm
+/// blocks the LayerNorm stands after the last block instead of after the embeddings.
 class EncoderImpl : public torch::nn::Module {
  public:
   /// `encoding`: an encoding from outside the project; empty = options.positions.
   explicit EncoderImpl(const EncoderOptions& options, PositionEncoding encoding = nullptr);
 
-  /// tokens: int64 [B, L]; keep: bool [B, L], true = token; segments: int64 [B, L]; undefined = all tokens, all 0.
-  /// Returns [B, L, dim]. With `hidden` given it receives layers + 1 states, 0 = embeddings.
-  /// Error when L is beyond what the encoding can place.
-  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& keep = {}, const torch::Tensor& segments = {},
-                        const Positions* positions = nullptr, std::vector<torch::Tensor>* hidden = nullptr);
+  /// tokens: int64 [B, L]; keep: bool [B, L], true = token; segments: int64 [B, L]; undefined = all tokens,
+  /// all 0. Returns [B, L, dim]. With `hidden` given it receives layers + 1 states, 0 = embeddings. Error
+  /// when L is beyond what the encoding can place.
+  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& keep = {},
+                        const torch::Tensor& segments = {}, const Positions* positions = nullptr,
+                        std::vector<torch::Tensor>* hidden = nullptr);
 
   const torch::Tensor& token_weight() const { return token_->weight; }
   const EncoderOptions& options() const { return options_; }
@@ -63,7 +64,7 @@ class EncoderImpl : public torch::nn::Module {
   const Positions& range(int64_t length, torch::Device device);
 
   EncoderOptions options_;
-  std::optional<Positions> range_;  // of the last length and device: the tensors are not built anew for each batch
+  std::optional<Positions> range_;  // of the last length and device: not built anew for each batch
   torch::nn::Embedding token_{nullptr}, segment_{nullptr};
   PositionEncoding positions_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};

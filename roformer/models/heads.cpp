@@ -5,8 +5,8 @@ namespace roformer {
 MlmHeadImpl::MlmHeadImpl(const EncoderOptions& options)
     : activation_(options.activation),
       dense_(register_module("dense", torch::nn::Linear(options.dim, options.dim))),
-      norm_(register_module("norm",
-                            torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim}).eps(options.norm_eps)))),
+      norm_(register_module(
+          "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim}).eps(options.norm_eps)))),
       bias_(register_parameter("bias", torch::zeros({options.vocab_size}))) {
   initialise(*this, options.init_std);
 }

@@ -17,7 +17,8 @@ uint64_t next_seed() {
 constexpr int64_t dropout_grain = 65536;  // elements that are worth a thread
 
 struct HashedDropout : torch::autograd::Function<HashedDropout> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& x, double p, int64_t seed) {
+  static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& x, double p,
+                               int64_t seed) {
     ctx->saved_data["p"] = p;
     ctx->saved_data["seed"] = seed;
     const torch::Tensor in = x.contiguous();
@@ -39,8 +40,8 @@ struct HashedDropout : torch::autograd::Function<HashedDropout> {
 }  // namespace
 
 torch::Tensor hashed_dropout(const torch::Tensor& x, double p, uint64_t seed) {
-  TORCH_CHECK(x.is_cpu() && x.scalar_type() == torch::kFloat32, "hashed_dropout: float32 on the CPU expected, got ",
-              x.scalar_type(), " on ", x.device());
+  TORCH_CHECK(x.is_cpu() && x.scalar_type() == torch::kFloat32,
+              "hashed_dropout: float32 on the CPU expected, got ", x.scalar_type(), " on ", x.device());
   TORCH_CHECK(p >= 0.0 && p <= 1.0, "hashed_dropout: p = ", p, " is not a probability");
   return HashedDropout::apply(x, p, static_cast<int64_t>(seed));
 }

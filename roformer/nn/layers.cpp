@@ -6,9 +6,12 @@ namespace roformer {
 
 torch::Tensor activate(Activation activation, const torch::Tensor& x) {
   switch (activation) {
-    case Activation::gelu: return at::gelu(x);
-    case Activation::gelu_tanh: return at::gelu(x, "tanh");
-    case Activation::relu: return at::relu(x);
+    case Activation::gelu:
+      return at::gelu(x);
+    case Activation::gelu_tanh:
+      return at::gelu(x, "tanh");
+    case Activation::relu:
+      return at::relu(x);
   }
   TORCH_CHECK(false, "activate: unknown activation");
 }
@@ -18,13 +21,17 @@ FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t hidden, Activation activat
       up_(register_module("up", torch::nn::Linear(dim, hidden))),
       down_(register_module("down", torch::nn::Linear(hidden, dim))) {}
 
-torch::Tensor FeedForwardImpl::forward(const torch::Tensor& x) { return down_(activate(activation_, up_(x))); }
+torch::Tensor FeedForwardImpl::forward(const torch::Tensor& x) {
+  return down_(activate(activation_, up_(x)));
+}
 
 EncoderLayerImpl::EncoderLayerImpl(const EncoderLayerOptions& options) : options_(options) {
-  auto norm = [&] { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim}).eps(options.norm_eps)); };
+  auto norm = [&] {
+    return torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim}).eps(options.norm_eps));
+  };
   attention_ = register_module(
-      "attention",
-      Attention(AttentionOptions{.dim = options.dim, .heads = options.heads, .dropout = options.attention_dropout}));
+      "attention", Attention(AttentionOptions{
+                       .dim = options.dim, .heads = options.heads, .dropout = options.attention_dropout}));
   attention_norm_ = register_module("attention_norm", norm());
   ffn_ = register_module("ffn", FeedForward(options.dim, options.ffn, options.activation));
   ffn_norm_ = register_module("ffn_norm", norm());

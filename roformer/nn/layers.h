@@ -43,8 +43,8 @@ struct EncoderLayerOptions {
   double norm_eps = 1e-12;
 };
 
-/// One Transformer block: attention, then feed-forward, each with dropout, residual and LayerNorm (after it: `post`, as
-/// in BERT; before it: `pre`). x: [B, L, dim] -> [B, L, dim].
+/// One Transformer block: attention, then feed-forward, each with dropout, residual and LayerNorm (after it:
+/// `post`, as in BERT; before it: `pre`). x: [B, L, dim] -> [B, L, dim].
 class EncoderLayerImpl : public torch::nn::Module {
  public:
   explicit EncoderLayerImpl(const EncoderLayerOptions& options);
@@ -58,8 +58,8 @@ class EncoderLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(EncoderLayer);
 
-/// N(0, std) for the weights of Linear and Embedding, zero biases, LayerNorm 1 and 0, in order of registration from the
-/// default generator. Leaves other parameters (tables of encodings) alone.
+/// N(0, std) for the weights of Linear and Embedding, zero biases, LayerNorm 1 and 0, in order of
+/// registration from the default generator. Leaves other parameters (tables of encodings) alone.
 void initialise(torch::nn::Module& module, double std);
 
 }  // namespace roformer

@@ -13,11 +13,12 @@ torch::Tensor rotary_theta(int64_t dim, double base = 10000.0);
 torch::Tensor rotary_angles(int64_t length, int64_t dim, double base = 10000.0);
 
 /// Turns the first `dim` columns of x by the angles of `table` and copies the others.
-/// x: [B, H, L, d], any device and floating dtype, any strides. table: [B or 1, L, dim / 2, 2], cos and sin, float32 or
-/// float64, on the device of x. Returns [B, H, L, d] in the dtype of x. bfloat16 and float16 are computed in float32.
-/// With a fixed table, float32 on the CPU takes the fused loop (nn/kernels/rotary.h) and what is no float64 on CUDA the
-/// fused kernel where the CUDA library is open (nn/kernels/rotary_cuda.h); all else takes apply_rotary_plain.
-/// Differentiable any number of times; to the table as well, where it requires a gradient.
+/// x: [B, H, L, d], any device and floating dtype, any strides. table: [B or 1, L, dim / 2, 2], cos and sin,
+/// float32 or float64, on the device of x. Returns [B, H, L, d] in the dtype of x. bfloat16 and float16 are
+/// computed in float32. With a fixed table, float32 on the CPU takes the fused loop (nn/kernels/rotary.h) and
+/// what is no float64 on CUDA the fused kernel where the CUDA library is open (nn/kernels/rotary_cuda.h); all
+/// else takes apply_rotary_plain. Differentiable any number of times; to the table as well, where it requires
+/// a gradient.
 torch::Tensor apply_rotary(const torch::Tensor& x, const torch::Tensor& table, RotaryLayout layout);
 
 /// The same in plain ATen: a complex product of the pairs with cos + i sin.

@@ -25,7 +25,8 @@ using NamesTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
 NamesTensors names_tensors(MaskedLm& model, HfFamily family) {
   NamesTensors out;
-  for (const auto& p : model->named_parameters()) out.emplace_back(hf_name(p.key(), family), p.value().detach());
+  for (const auto& p : model->named_parameters())
+    out.emplace_back(hf_name(p.key(), family), p.value().detach());
   return out;
 }
 
@@ -33,19 +34,30 @@ NamesTensors names_tensors(MaskedLm& model, HfFamily family) {
 
 TEST_CASE("hf names: every parameter of the models has a name of its own") {
   // As RoFormerForMaskedLM and BertForMaskedLM of transformers name them.
-  const std::vector<std::string> common{
-      "embeddings.word_embeddings.weight", "embeddings.token_type_embeddings.weight", "embeddings.LayerNorm.weight",
-      "embeddings.LayerNorm.bias"};
-  const std::vector<std::string> block{
-      "attention.self.query.weight", "attention.self.query.bias", "attention.self.key.weight", "attention.self.key.bias",
-      "attention.self.value.weight", "attention.self.value.bias", "attention.output.dense.weight",
-      "attention.output.dense.bias", "attention.output.LayerNorm.weight", "attention.output.LayerNorm.bias",
-      "intermediate.dense.weight", "intermediate.dense.bias", "output.dense.weight", "output.dense.bias",
-      "output.LayerNorm.weight", "output.LayerNorm.bias"};
+  const std::vector<std::string> common{"embeddings.word_embeddings.weight",
+                                        "embeddings.token_type_embeddings.weight",
+                                        "embeddings.LayerNorm.weight", "embeddings.LayerNorm.bias"};
+  const std::vector<std::string> block{"attention.self.query.weight",
+                                       "attention.self.query.bias",
+                                       "attention.self.key.weight",
+                                       "attention.self.key.bias",
+                                       "attention.self.value.weight",
+                                       "attention.self.value.bias",
+                                       "attention.output.dense.weight",
+                                       "attention.output.dense.bias",
+                                       "attention.output.LayerNorm.weight",
+                                       "attention.output.LayerNorm.bias",
+                                       "intermediate.dense.weight",
+                                       "intermediate.dense.bias",
+                                       "output.dense.weight",
+                                       "output.dense.bias",
+                                       "output.LayerNorm.weight",
+                                       "output.LayerNorm.bias"};
   for (const HfFamily family : {HfFamily::bert, HfFamily::roformer}) {
     const std::string prefix = family == HfFamily::bert ? "bert." : "roformer.";
     std::set<std::string> expected{"cls.predictions.bias", "cls.predictions.transform.dense.weight",
-                                   "cls.predictions.transform.dense.bias", "cls.predictions.transform.LayerNorm.weight",
+                                   "cls.predictions.transform.dense.bias",
+                                   "cls.predictions.transform.LayerNorm.weight",
                                    "cls.predictions.transform.LayerNorm.bias"};
     for (const std::string& name : common) expected.insert(prefix + name);
     for (const std::string& name : block) {
@@ -53,7 +65,8 @@ TEST_CASE("hf names: every parameter of the models has a name of its own") {
       expected.insert(prefix + "encoder.layer.1." + name);
     }
     if (family == HfFamily::bert) expected.insert("bert.embeddings.position_embeddings.weight");
-    MaskedLm model(names_options(family == HfFamily::bert ? PositionOptions(LearnedOptions{}) : RotaryOptions{}));
+    MaskedLm model(
+        names_options(family == HfFamily::bert ? PositionOptions(LearnedOptions{}) : RotaryOptions{}));
     std::set<std::string> names;
     for (const auto& [name, tensor] : names_tensors(model, family)) names.insert(name);
     REQUIRE(names == expected);
@@ -66,7 +79,8 @@ TEST_CASE("hf names: every parameter of the models has a name of its own") {
 TEST_CASE("hf names: weights load, whatever else the file holds and whatever their dtype") {
   test::TempDir folder;
   for (const HfFamily family : {HfFamily::bert, HfFamily::roformer}) {
-    const PositionOptions positions = family == HfFamily::bert ? PositionOptions(LearnedOptions{}) : RotaryOptions{};
+    const PositionOptions positions =
+        family == HfFamily::bert ? PositionOptions(LearnedOptions{}) : RotaryOptions{};
     MaskedLm source(names_options(positions)), model(names_options(positions));
     NamesTensors tensors = names_tensors(source, family);
     for (auto& [name, tensor] : tensors) tensor = torch::randn_like(tensor).to(torch::kBFloat16);

@@ -71,7 +71,8 @@ TEST_CASE("encoder: names of the parameters") {
   Encoder encoder(encoder_options(LearnedOptions{}));
   std::vector<std::string> names;
   for (const auto& p : encoder->named_parameters()) names.push_back(p.key());
-  std::vector<std::string> expected{"token.weight", "segment.weight", "positions.table", "norm.weight", "norm.bias"};
+  std::vector<std::string> expected{"token.weight", "segment.weight", "positions.table", "norm.weight",
+                                    "norm.bias"};
   for (const char* layer : {"layers.0.", "layers.1."}) {
     for (const char* module : {"attention.query", "attention.key", "attention.value", "attention.output",
                                "attention_norm", "ffn.up", "ffn.down", "ffn_norm"}) {
@@ -86,7 +87,8 @@ TEST_CASE("encoder: names of the parameters") {
 TEST_CASE("encoder: embeddings are token + segment + position, then LayerNorm") {
   Encoder encoder = double_encoder(encoder_options(LearnedOptions{}));
   const auto weight = [&](const std::string& name) { return encoder->named_parameters()[name].detach(); };
-  const torch::Tensor tokens = encoder_tokens(2, 5), segments = torch::tensor({0, 0, 1, 1, 1, 1, 0, 1, 0, 1}).view({2, 5});
+  const torch::Tensor tokens = encoder_tokens(2, 5),
+                      segments = torch::tensor({0, 0, 1, 1, 1, 1, 0, 1, 0, 1}).view({2, 5});
   std::vector<torch::Tensor> hidden;
   const torch::Tensor out = encoder(tokens, torch::Tensor(), segments, nullptr, &hidden);
   REQUIRE(hidden.size() == 3);
@@ -95,10 +97,12 @@ TEST_CASE("encoder: embeddings are token + segment + position, then LayerNorm") 
     formula::Matrix rows;
     for (int64_t i = 0; i < 5; ++i) {
       const torch::Tensor sum = weight("token.weight")[tokens[b][i].item<int64_t>()] +
-                                weight("segment.weight")[segments[b][i].item<int64_t>()] + weight("positions.table")[i];
+                                weight("segment.weight")[segments[b][i].item<int64_t>()] +
+                                weight("positions.table")[i];
       rows.push_back(test::matrix_of(sum.unsqueeze(0))[0]);
     }
-    const formula::Matrix expected = formula::layer_norm(rows, formula::Row(16, 1.0), formula::Row(16, 0.0), 1e-12);
+    const formula::Matrix expected =
+        formula::layer_norm(rows, formula::Row(16, 1.0), formula::Row(16, 0.0), 1e-12);
     REQUIRE(max_error(hidden[0][b], test::tensor_of(expected)) < 1e-12);
   }
   // No segments are segment 0.
@@ -112,7 +116,8 @@ TEST_CASE("encoder: without a segment embedding segments are refused") {
   Encoder encoder(options);
   const torch::Tensor tokens = encoder_tokens(1, 4);
   REQUIRE_NOTHROW(encoder(tokens));
-  REQUIRE_THROWS_WITH(encoder(tokens, torch::Tensor(), torch::zeros_like(tokens)), Catch::Contains("segment"));
+  REQUIRE_THROWS_WITH(encoder(tokens, torch::Tensor(), torch::zeros_like(tokens)),
+                      Catch::Contains("segment"));
 }
 
 TEST_CASE("encoder: pre-norm ends in a LayerNorm, post-norm begins with one") {
@@ -121,9 +126,11 @@ TEST_CASE("encoder: pre-norm ends in a LayerNorm, post-norm begins with one") {
     options.norm = norm;
     Encoder encoder = double_encoder(options);
     std::vector<torch::Tensor> hidden;
-    const torch::Tensor out = encoder(encoder_tokens(2, 6), torch::Tensor(), torch::Tensor(), nullptr, &hidden);
+    const torch::Tensor out =
+        encoder(encoder_tokens(2, 6), torch::Tensor(), torch::Tensor(), nullptr, &hidden);
     auto normal = [](const torch::Tensor& x) {
-      return x.mean(-1).abs().max().item<double>() < 1e-9 && (x.var(-1, false) - 1).abs().max().item<double>() < 1e-9;
+      return x.mean(-1).abs().max().item<double>() < 1e-9 &&
+             (x.var(-1, false) - 1).abs().max().item<double>() < 1e-9;
     };
     REQUIRE(normal(out));
     REQUIRE(torch::equal(hidden.back(), out));
@@ -177,7 +184,8 @@ TEST_CASE("encoder: order shows with every encoding but 'none'") {
 
 TEST_CASE("encoder: rotary positions see distances alone, learned ones places") {
   const torch::Tensor tokens = encoder_tokens(2, 6);
-  for (const PositionOptions& positions : {PositionOptions(RotaryOptions{}), PositionOptions(LearnedOptions{})}) {
+  for (const PositionOptions& positions :
+       {PositionOptions(RotaryOptions{}), PositionOptions(LearnedOptions{})}) {
     Encoder encoder = double_encoder(encoder_options(positions));
     const Positions shifted = Positions::range(6, torch::kCPU, 40);
     const Positions ids = Positions::of(torch::arange(40, 46).unsqueeze(0), 46);
@@ -195,13 +203,15 @@ TEST_CASE("encoder: rotary positions see distances alone, learned ones places") 
 TEST_CASE("encoder: a length beyond the table is refused with its limit") {
   Encoder encoder(encoder_options(LearnedOptions{}));
   REQUIRE_NOTHROW(encoder(encoder_tokens(1, 512)));
-  REQUIRE_THROWS_MATCHES(encoder(encoder_tokens(1, 600)), Error,
-                         Catch::Matchers::Message(
-                             "a sequence of 600 tokens is longer than 'learned' positions can place (512); raise "
-                             "model.positions.max_length or shorten data.length"));
+  REQUIRE_THROWS_MATCHES(
+      encoder(encoder_tokens(1, 600)), Error,
+      Catch::Matchers::Message(
+          "a sequence of 600 tokens is longer than 'learned' positions can place (512); raise "
+          "model.positions.max_length or shorten data.length"));
   const Positions shifted = Positions::range(4, torch::kCPU, 510);
   REQUIRE_THROWS_AS(encoder(encoder_tokens(1, 4), torch::Tensor(), torch::Tensor(), &shifted), Error);
-  for (const PositionOptions& positions : {PositionOptions(RotaryOptions{}), PositionOptions(SinusoidalOptions{})}) {
+  for (const PositionOptions& positions :
+       {PositionOptions(RotaryOptions{}), PositionOptions(SinusoidalOptions{})}) {
     REQUIRE_NOTHROW(Encoder(encoder_options(positions))(encoder_tokens(1, 2100)));
   }
 }
@@ -240,8 +250,9 @@ TEST_CASE("encoder: half precision") {
 TEST_CASE("encoder: options that do not fit are refused before anything is built") {
   EncoderOptions options = encoder_options();
   options.heads = 3;
-  REQUIRE_THROWS_MATCHES(validate(options), Error,
-                         Catch::Matchers::Message("3 heads do not divide a width of 16; change model.heads or model.dim"));
+  REQUIRE_THROWS_MATCHES(
+      validate(options), Error,
+      Catch::Matchers::Message("3 heads do not divide a width of 16; change model.heads or model.dim"));
   REQUIRE_THROWS_AS(Encoder(options), Error);
   options.heads = 16;  // heads of width 1 cannot turn
   REQUIRE_THROWS_AS(validate(options), Error);

@@ -45,9 +45,12 @@ TEST_CASE("MLM head: dense, activation, LayerNorm, tied decoder, bias") {
     uint64_t seed = 0;
     torch::NoGradGuard no_grad;
     for (torch::Tensor p : head->parameters()) p.copy_(random_tensor(p.sizes(), ++seed, torch::kFloat64));
-    const torch::Tensor hidden = random_tensor({5, 32}, 50, torch::kFloat64), tokens = random_tensor({20, 32}, 51, torch::kFloat64);
+    const torch::Tensor hidden = random_tensor({5, 32}, 50, torch::kFloat64),
+                        tokens = random_tensor({20, 32}, 51, torch::kFloat64);
     auto matrix = [&](const char* name) { return test::matrix_of(head->named_parameters()[name]); };
-    auto row = [&](const char* name) { return test::matrix_of(head->named_parameters()[name].unsqueeze(0))[0]; };
+    auto row = [&](const char* name) {
+      return test::matrix_of(head->named_parameters()[name].unsqueeze(0))[0];
+    };
     formula::Matrix h = formula::linear(test::matrix_of(hidden), matrix("dense.weight"), row("dense.bias"));
     for (formula::Row& values : h)
       for (double& x : values) x = activation == Activation::gelu ? formula::gelu(x) : formula::gelu_tanh(x);
@@ -62,7 +65,8 @@ TEST_CASE("masked language model: logits of the targets alone, as the head gives
   const Batch batch = heads_batch();
   const torch::Tensor logits = model(batch);
   REQUIRE(logits.sizes() == torch::IntArrayRef({16, 20}));
-  const torch::Tensor all = model->head(model->encoder(batch.tokens), model->encoder->token_weight()).flatten(0, 1);
+  const torch::Tensor all =
+      model->head(model->encoder(batch.tokens), model->encoder->token_weight()).flatten(0, 1);
   REQUIRE(max_error(logits, all.index_select(0, batch.targets)) < 1e-6);
   Batch without;
   without.tokens = batch.tokens;
@@ -86,7 +90,8 @@ TEST_CASE("masked language model: the decoder is the token embedding, registered
 
 TEST_CASE("masked language model: the first loss is that of guessing, and gradients reach all weights") {
   for (const PositionOptions& positions :
-       {PositionOptions(RotaryOptions{}), PositionOptions(LearnedOptions{}), PositionOptions(NoneOptions{})}) {
+       {PositionOptions(RotaryOptions{}), PositionOptions(LearnedOptions{}),
+        PositionOptions(NoneOptions{})}) {
     torch::manual_seed(1);
     MaskedLm model(heads_options(positions));
     const torch::Tensor loss = heads_loss(model, heads_batch());
@@ -96,7 +101,8 @@ TEST_CASE("masked language model: the first loss is that of guessing, and gradie
       INFO(p.key());
       REQUIRE(p.value().grad().defined());
       // softmax cannot see a key bias unless keys turn
-      const bool blind = p.key().find("key.bias") != std::string::npos && !std::holds_alternative<RotaryOptions>(positions);
+      const bool blind =
+          p.key().find("key.bias") != std::string::npos && !std::holds_alternative<RotaryOptions>(positions);
       if (!blind) REQUIRE(p.value().grad().abs().max().item<float>() > 0.0f);
     }
   }
@@ -104,7 +110,8 @@ TEST_CASE("masked language model: the first loss is that of guessing, and gradie
 
 TEST_CASE("masked language model: it learns one batch by heart") {
   for (const NormPlacement norm : {NormPlacement::post, NormPlacement::pre}) {
-    for (const PositionOptions& positions : {PositionOptions(RotaryOptions{}), PositionOptions(LearnedOptions{})}) {
+    for (const PositionOptions& positions :
+         {PositionOptions(RotaryOptions{}), PositionOptions(LearnedOptions{})}) {
       torch::manual_seed(1);
       EncoderOptions options = heads_options(positions);
       options.norm = norm;

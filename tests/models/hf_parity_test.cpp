@@ -4,15 +4,17 @@
 #include "roformer/hf/names.h"
 #include "tests/tensors.h"
 
-// BertForMaskedLM and RoFormerForMaskedLM of transformers against MaskedLm with the same weights: folders with
-// config.json, model.safetensors, inputs.json and expected values.
+// BertForMaskedLM and RoFormerForMaskedLM of transformers against MaskedLm with the same weights: folders
+// with config.json, model.safetensors, inputs.json and expected values.
 
 using namespace roformer;
 using roformer::test::max_error;
 
 namespace {
 
-nlohmann::json parity_json(const std::filesystem::path& file) { return nlohmann::json::parse(std::ifstream(file)); }
+nlohmann::json parity_json(const std::filesystem::path& file) {
+  return nlohmann::json::parse(std::ifstream(file));
+}
 
 torch::Tensor parity_ids(const nlohmann::json& rows) {
   std::vector<int64_t> flat;
@@ -112,18 +114,22 @@ TEST_CASE("transformers: hidden states, logits and losses") {
 TEST_CASE("transformers: gradients of the first batch") {
   const auto oracles = test::require_oracles();
   if (!oracles) return;
-  for (const auto& [name, family] : {std::pair("bert_mlm", HfFamily::bert), {"roformer_mlm", HfFamily::roformer}}) {
+  for (const auto& [name, family] :
+       {std::pair("bert_mlm", HfFamily::bert), {"roformer_mlm", HfFamily::roformer}}) {
     const std::filesystem::path folder = *oracles / "hf" / name;
     MaskedLm model = parity_model(folder);
     const nlohmann::json facts = parity_json(folder / "case.json").at("gradients");
-    parity_loss(model, parity_batch(parity_json(folder / "inputs.json").at(facts.at("batch").get<std::string>()))).backward();
+    parity_loss(model,
+                parity_batch(parity_json(folder / "inputs.json").at(facts.at("batch").get<std::string>())))
+        .backward();
     const SafetensorsFile expected(folder / "gradients.safetensors");
     size_t compared = 0;
     for (const auto& p : model->named_parameters()) {
       const std::string theirs = hf_name(p.key(), family);
       if (!expected.contains(theirs)) continue;
       INFO(theirs);
-      REQUIRE(torch::allclose(p.value().grad(), expected.tensor(theirs), 1e-3, 1e-5));  // case.json: gradients.tolerance
+      REQUIRE(torch::allclose(p.value().grad(), expected.tensor(theirs), 1e-3,
+                              1e-5));  // case.json: gradients.tolerance
       ++compared;
     }
     REQUIRE(compared == expected.entries().size());
@@ -133,7 +139,8 @@ TEST_CASE("transformers: gradients of the first batch") {
 TEST_CASE("transformers: twenty updates of AdamW") {
   const auto oracles = test::require_oracles();
   if (!oracles) return;
-  for (const auto& [name, family] : {std::pair("bert_mlm", HfFamily::bert), {"roformer_mlm", HfFamily::roformer}}) {
+  for (const auto& [name, family] :
+       {std::pair("bert_mlm", HfFamily::bert), {"roformer_mlm", HfFamily::roformer}}) {
     const std::filesystem::path folder = *oracles / "hf" / name;
     MaskedLm model = parity_model(folder);
     const nlohmann::json facts = parity_json(folder / "case.json").at("training");
@@ -142,7 +149,8 @@ TEST_CASE("transformers: twenty updates of AdamW") {
     const bool clip = !facts.at("clip_grad_norm").is_null();
 
     std::vector<torch::Tensor> decayed, others;
-    for (const torch::Tensor& p : model->parameters()) (decay_all || p.dim() >= 2 ? decayed : others).push_back(p);
+    for (const torch::Tensor& p : model->parameters())
+      (decay_all || p.dim() >= 2 ? decayed : others).push_back(p);
     auto options = [](double decay) {
       return std::make_unique<torch::optim::AdamWOptions>(
           torch::optim::AdamWOptions(1e-3).betas({0.9, 0.999}).eps(1e-8).weight_decay(decay));

@@ -90,11 +90,11 @@ TEST_CASE("strict device: it refuses tensors of the CPU") {
   REQUIRE_THROWS(x.gather(0, torch::zeros({1, 4}, torch::kInt64)));
   REQUIRE_THROWS(x.index({torch::tensor({1})}));
   REQUIRE_THROWS(at::cross_entropy_loss(x, torch::tensor({0, 1, 2, 3})));
-  REQUIRE_THROWS(at::scaled_dot_product_attention(x.view({1, 1, 4, 4}), x.view({1, 1, 4, 4}), x.view({1, 1, 4, 4}),
-                                                  cpu.view({1, 1, 4, 4})));
+  REQUIRE_THROWS(at::scaled_dot_product_attention(x.view({1, 1, 4, 4}), x.view({1, 1, 4, 4}),
+                                                  x.view({1, 1, 4, 4}), cpu.view({1, 1, 4, 4})));
   // The step counters of a fused optimizer are no numbers.
-  REQUIRE_THROWS(at::_fused_adamw_({x}, {x.clone()}, {x.clone()}, {x.clone()}, {}, {torch::ones({})}, 1e-3, 0.9, 0.999,
-                                   0.0, 1e-8, false, false));
+  REQUIRE_THROWS(at::_fused_adamw_({x}, {x.clone()}, {x.clone()}, {x.clone()}, {}, {torch::ones({})}, 1e-3,
+                                   0.9, 0.999, 0.0, 1e-8, false, false));
 }
 
 TEST_CASE("strict device: it counts what is read back") {
@@ -113,8 +113,8 @@ TEST_CASE("strict device: it counts what is read back") {
 TEST_CASE("strict device: forward, backward and update of every masked language model") {
   RotaryOptions trainable;
   trainable.trainable = true;
-  const std::vector<PositionOptions> encodings{LearnedOptions{}, RotaryOptions{}, trainable, SinusoidalOptions{},
-                                               NoneOptions{}};
+  const std::vector<PositionOptions> encodings{LearnedOptions{}, RotaryOptions{}, trainable,
+                                               SinusoidalOptions{}, NoneOptions{}};
   for (const PositionOptions& positions : encodings) {
     for (const NormPlacement norm : {NormPlacement::post, NormPlacement::pre}) {
       for (const bool padded : {false, true}) {
@@ -125,7 +125,8 @@ TEST_CASE("strict device: forward, backward and update of every masked language 
         const auto cpu_parameters = on_cpu->parameters();
         {
           torch::NoGradGuard no_grad;
-          for (size_t i = 0; i < cpu_parameters.size(); ++i) on_strict->parameters()[i].copy_(cpu_parameters[i]);
+          for (size_t i = 0; i < cpu_parameters.size(); ++i)
+            on_strict->parameters()[i].copy_(cpu_parameters[i]);
         }
         on_strict->to(strict_device());
         const Batch batch = strict_batch(padded), moved = batch.to(strict_device());

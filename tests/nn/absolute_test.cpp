@@ -23,7 +23,8 @@ torch::Tensor sinusoids(const torch::Tensor& ids, int64_t dim, const SinusoidalO
   formula::Matrix rows;
   for (int64_t i = 0; i < ids.numel(); ++i) {
     const int64_t place = ids.view(-1)[i].item<int64_t>() + options.offset;
-    formula::Row row = formula::sinusoid(static_cast<double>(place), static_cast<size_t>(dim), options.base), out;
+    formula::Row row = formula::sinusoid(static_cast<double>(place), static_cast<size_t>(dim), options.base),
+                 out;
     if (options.layout == SinusoidLayout::interleaved) {
       out = row;
     } else {
@@ -157,5 +158,6 @@ TEST_CASE("published sinusoids of the Hugging Face RoFormer test") {
   const formula::Matrix two = values.at("num_positions_6_dim_6_rows_0_1");
   CHECK(max_error(added(small, Positions::range(2, torch::kCPU), 6)[0], tensor_of(two)) < atol);
   const formula::Matrix three = values.at("num_positions_512_dim_512_rows_0_2_cols_0_4");
-  CHECK(max_error(added(large, Positions::range(3, torch::kCPU), 512)[0].narrow(1, 0, 5), tensor_of(three)) < atol);
+  CHECK(max_error(added(large, Positions::range(3, torch::kCPU), 512)[0].narrow(1, 0, 5), tensor_of(three)) <
+        atol);
 }

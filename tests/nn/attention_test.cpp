@@ -11,15 +11,17 @@ namespace {
 
 constexpr auto attention_double = torch::kFloat64;
 
-/// One query row of eq. 2 in plain loops: softmax over the allowed keys of (scale q.k + extra), then the mean of v.
-/// Zeros where nothing is allowed.
+/// One query row of eq. 2 in plain loops: softmax over the allowed keys of (scale q.k + extra), then the mean
+/// of v. Zeros where nothing is allowed.
 torch::Tensor attention_loops(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
-                              const torch::Tensor& keep, const torch::Tensor& extra, bool causal, double scale) {
+                              const torch::Tensor& keep, const torch::Tensor& extra, bool causal,
+                              double scale) {
   const int64_t B = q.size(0), H = q.size(1), Lq = q.size(2), Lk = k.size(2), d = q.size(3), dv = v.size(3);
   torch::Tensor out = torch::zeros({B, H, Lq, dv}, attention_double);
   const auto qa = q.accessor<double, 4>(), ka = k.accessor<double, 4>(), va = v.accessor<double, 4>();
   auto oa = out.accessor<double, 4>();
-  const torch::Tensor e = extra.defined() ? extra.expand({B, H, Lq, Lk}).contiguous() : torch::zeros({B, H, Lq, Lk}, attention_double);
+  const torch::Tensor e = extra.defined() ? extra.expand({B, H, Lq, Lk}).contiguous()
+                                          : torch::zeros({B, H, Lq, Lk}, attention_double);
   const auto ea = e.accessor<double, 4>();
   for (int64_t b = 0; b < B; ++b)
     for (int64_t h = 0; h < H; ++h)
@@ -58,7 +60,9 @@ std::vector<AttentionCase> attention_cases() {
           c.k = torch::randn({3, 2, 6, 4}, attention_double);
           c.v = torch::randn({3, 2, 6, 4}, attention_double);
           if (masked) {
-            c.keep = torch::tensor({1, 1, 1, 1, 0, 0, /**/ 0, 0, 1, 1, 1, 1, /**/ 0, 0, 0, 0, 0, 0}).view({3, 6}).to(torch::kBool);
+            c.keep = torch::tensor({1, 1, 1, 1, 0, 0, /**/ 0, 0, 1, 1, 1, 1, /**/ 0, 0, 0, 0, 0, 0})
+                         .view({3, 6})
+                         .to(torch::kBool);
           }
           if (extra) c.extra = torch::randn({1, 2, queries, 6}, attention_double);
           c.causal = causal;
@@ -92,7 +96,8 @@ class ToyEncoding : public PositionEncodingImpl {
     return (q.sum(-1).unsqueeze(-1) + k.sum(-1).unsqueeze(-2)) * static_cast<double>(c.layer + 1);
   }
   torch::Tensor values(const torch::Tensor& probs, const AttentionContext& c) override {
-    return torch::matmul(probs, distances(c.positions).mean(0).unsqueeze(-1));  // [B, H, Lq, 1], for all columns
+    return torch::matmul(probs,
+                         distances(c.positions).mean(0).unsqueeze(-1));  // [B, H, Lq, 1], for all columns
   }
   double scale(int64_t) const override { return 0.3; }
   Needs needs() const override { return needs_; }
@@ -148,12 +153,14 @@ TEST_CASE("attention: gradients of the plain path by differences") {
     const torch::Tensor direction = torch::randn_like(c.q.detach()), weight = torch::randn_like(c.q.detach());
     const torch::Tensor grad = torch::autograd::grad({(plain_path(c, 0.0) * weight).sum()}, {c.q})[0];
     auto at_offset = [&](double h) {
-      return (attention_loops(c.q.detach() + h * direction, c.k, c.v, c.keep, c.extra, c.causal, 0.7) * weight)
+      return (attention_loops(c.q.detach() + h * direction, c.k, c.v, c.keep, c.extra, c.causal, 0.7) *
+              weight)
           .sum()
           .item<double>();
     };
     const double h = 1e-5;
-    REQUIRE((grad * direction).sum().item<double>() == Approx((at_offset(h) - at_offset(-h)) / (2 * h)).epsilon(1e-7));
+    REQUIRE((grad * direction).sum().item<double>() ==
+            Approx((at_offset(h) - at_offset(-h)) / (2 * h)).epsilon(1e-7));
   }
 }
 
@@ -163,7 +170,8 @@ TEST_CASE("attention: rows of padding alone give zeros in every dtype") {
       for (const AttentionPath path : {plain_path, fused_path}) {
         AttentionCase c = attention_cases().back();
         c.q = (50 * torch::ones({2, 2, 6, 4})).to(type).requires_grad_();
-        c.k = (-50 * torch::ones({2, 2, 6, 4})).to(type);  // scores far below zero: the sum of two lowest is -inf
+        c.k = (-50 * torch::ones({2, 2, 6, 4}))
+                  .to(type);  // scores far below zero: the sum of two lowest is -inf
         c.v = torch::ones({2, 2, 6, 4}).to(type);
         c.keep = torch::tensor({1, 1, 1, 1, 0, 0, /**/ 0, 0, 0, 0, 0, 0}).view({2, 6}).to(torch::kBool);
         c.extra = with_extra ? torch::full({1, 2, 6, 6}, -20.0) : torch::Tensor();
@@ -196,7 +204,8 @@ TEST_CASE("attention: dropout acts on the weights, and the seed repeats it") {
   torch::manual_seed(1);
   torch::Tensor probs;
   const torch::Tensor out = attention_plain(c.q, c.k, c.v, {}, {}, false, 0.5, 0.25, &probs);
-  REQUIRE(probs.eq(0).to(torch::kFloat32).mean().item<float>() == Approx(0.25).margin(0.02));  // 5 sigma of 8192
+  REQUIRE(probs.eq(0).to(torch::kFloat32).mean().item<float>() ==
+          Approx(0.25).margin(0.02));  // 5 sigma of 8192
   REQUIRE(torch::allclose(out, probs.sum(-1, true).expand_as(out), 1e-5, 1e-6));
   const torch::Tensor full = torch::softmax(torch::matmul(c.q, c.k.transpose(-2, -1)) * 0.5, -1);
   REQUIRE(torch::allclose(probs, torch::where(probs.eq(0), torch::zeros({}), full / 0.75), 1e-5, 1e-8));
@@ -209,7 +218,8 @@ TEST_CASE("attention: shapes that do not fit are refused") {
   const torch::Tensor q = torch::zeros({1, 1, 3, 4});
   REQUIRE_THROWS_WITH(attention_plain(q, torch::zeros({1, 1, 3, 2}), q, {}, {}, false, 1.0, 0.0),
                       Catch::Contains("do not fit"));
-  REQUIRE_THROWS_WITH(attention_fused(q, q, q, torch::ones({1, 3}), {}, false, 1.0, 0.0), Catch::Contains("keep"));
+  REQUIRE_THROWS_WITH(attention_fused(q, q, q, torch::ones({1, 3}), {}, false, 1.0, 0.0),
+                      Catch::Contains("keep"));
   REQUIRE_THROWS_WITH(attention_fused(q, q, q, torch::ones({1, 2}, torch::kBool), {}, false, 1.0, 0.0),
                       Catch::Contains("keep"));
   REQUIRE_THROWS_WITH(Attention(AttentionOptions{.dim = 10, .heads = 4}), Catch::Contains("divide"));
@@ -229,14 +239,16 @@ TEST_CASE("attention: the hooks of an encoding from outside enter as documented"
     const torch::Tensor out = attention(x, encoding, context);
 
     auto heads_of = [&](const std::string& name) {
-      return (torch::matmul(x, weight_of(attention, name + ".weight").t()) + weight_of(attention, name + ".bias"))
+      return (torch::matmul(x, weight_of(attention, name + ".weight").t()) +
+              weight_of(attention, name + ".bias"))
           .view({B, L, heads, d})
           .transpose(1, 2)
           .contiguous()
           .detach();
     };
     const torch::Tensor q = heads_of("query"), k = 3.0 * heads_of("key"), v = 2.0 * heads_of("value");
-    torch::Tensor extra = torch::zeros({B, heads, L, L}, attention_double), more = torch::zeros({B, heads, L, d}, attention_double);
+    torch::Tensor extra = torch::zeros({B, heads, L, L}, attention_double),
+                  more = torch::zeros({B, heads, L, d}, attention_double);
     torch::Tensor shift = torch::zeros({L, 1}, attention_double);
     for (int64_t j = 0; j < L; ++j)
       for (int64_t i = 0; i < L; ++i) {
@@ -246,9 +258,11 @@ TEST_CASE("attention: the hooks of an encoding from outside enter as documented"
     if (needs > Needs::bias) {
       extra += 3.0 * (q.sum(-1).unsqueeze(-1) + k.sum(-1).unsqueeze(-2));
       // values: sum_j p_ij * mean_i (j - i), which is attention to a further value.
-      more = attention_loops(q, k, shift.expand({B, heads, L, 1}).contiguous(), keep, extra, false, 0.3).expand({B, heads, L, d});
+      more = attention_loops(q, k, shift.expand({B, heads, L, 1}).contiguous(), keep, extra, false, 0.3)
+                 .expand({B, heads, L, d});
     }
-    const torch::Tensor mixed = (attention_loops(q, k, v, keep, extra, false, 0.3) + more).transpose(1, 2).reshape({B, L, dim});
+    const torch::Tensor mixed =
+        (attention_loops(q, k, v, keep, extra, false, 0.3) + more).transpose(1, 2).reshape({B, L, dim});
     const torch::Tensor expected =
         torch::matmul(mixed, weight_of(attention, "output.weight").t()) + weight_of(attention, "output.bias");
     REQUIRE(torch::allclose(out, expected, 0, 1e-12));

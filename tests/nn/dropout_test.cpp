@@ -18,8 +18,8 @@ torch::Tensor kept(double p, uint64_t seed, int64_t count = many) {
   return hashed_dropout(torch::ones({count}), p, seed).ne(0).to(kFloat64);
 }
 
-/// Correlation of two 0/1 vectors that are one with probability 1 - p, in units of its standard deviation under
-/// independence: normal with deviation 1.
+/// Correlation of two 0/1 vectors that are one with probability 1 - p, in units of its standard deviation
+/// under independence: normal with deviation 1.
 double correlation_sigmas(const torch::Tensor& a, const torch::Tensor& b, double p) {
   const double n = static_cast<double>(a.numel());
   return ((a - (1 - p)) * (b - (1 - p))).sum().item<double>() / (p * (1 - p) * std::sqrt(n));
@@ -34,7 +34,8 @@ TEST_CASE("the share of dropped elements is p, for many seeds and in every part"
     const torch::Tensor keep = kept(p, seed);
     const double sigma = std::sqrt(p * (1 - p) / static_cast<double>(many));
     CHECK(std::abs(keep.mean().item<double>() - (1 - p)) < 4 * sigma);
-    // 64 parts by place and 64 by the low bits of the index: the greatest of 128 normal numbers stays below 4.5.
+    // 64 parts by place and 64 by the low bits of the index: the greatest of 128 normal numbers stays
+    // below 4.5.
     const double part_sigma = sigma * 8;
     CHECK((keep.view({64, -1}).mean(1) - (1 - p)).abs().max().item<double>() < 4.5 * part_sigma);
     CHECK((keep.view({-1, 64}).mean(0) - (1 - p)).abs().max().item<double>() < 4.5 * part_sigma);
@@ -75,13 +76,16 @@ TEST_CASE("elements are independent of their neighbours") {
   for (uint64_t seed : {3ULL, 77ULL}) {
     const torch::Tensor keep = kept(p, seed);
     // Distances that rows, heads and vector registers have; 22 draws of a normal number.
-    for (int64_t distance : {1, 2, 3, 4, 7, 8, 16, 32, 64, 65, 128, 512, 1024, 4096, 65536, 131072, 262144, 524288}) {
+    for (int64_t distance :
+         {1, 2, 3, 4, 7, 8, 16, 32, 64, 65, 128, 512, 1024, 4096, 65536, 131072, 262144, 524288}) {
       CAPTURE(p, seed, distance);
-      CHECK(std::abs(correlation_sigmas(keep.slice(0, distance), keep.slice(0, 0, many - distance), p)) < 4.2);
+      CHECK(std::abs(correlation_sigmas(keep.slice(0, distance), keep.slice(0, 0, many - distance), p)) <
+            4.2);
     }
     // Triples: no parity hides in neighbours that are independent in pairs.
     const torch::Tensor centred = keep - (1 - p);
-    const torch::Tensor triple = centred.slice(0, 0, many - 2) * centred.slice(0, 1, many - 1) * centred.slice(0, 2);
+    const torch::Tensor triple =
+        centred.slice(0, 0, many - 2) * centred.slice(0, 1, many - 1) * centred.slice(0, 2);
     CHECK(std::abs(triple.sum().item<double>()) < 4.2 * std::pow(p * (1 - p), 1.5) * std::sqrt(many));
   }
 }
@@ -101,9 +105,11 @@ TEST_CASE("runs of dropped elements are as long as chance makes them") {
   }
   for (int64_t length = 1; length <= 4; ++length) {
     // A run of exactly `length` starts at a given place with this probability.
-    const double expected = static_cast<double>(many) * (1 - p) * (1 - p) * std::pow(p, static_cast<double>(length));
+    const double expected =
+        static_cast<double>(many) * (1 - p) * (1 - p) * std::pow(p, static_cast<double>(length));
     CAPTURE(p, length, expected);
-    CHECK(std::abs(static_cast<double>(runs[static_cast<size_t>(length)]) - expected) < 4.2 * std::sqrt(expected));
+    CHECK(std::abs(static_cast<double>(runs[static_cast<size_t>(length)]) - expected) <
+          4.2 * std::sqrt(expected));
   }
 }
 

@@ -17,7 +17,9 @@ double layer_relu(double x) { return x > 0 ? x : 0.0; }
 struct LayerWeights {
   const torch::nn::Module& module;
   Matrix matrix(const std::string& name) const { return test::matrix_of(module.named_parameters()[name]); }
-  Row row(const std::string& name) const { return test::matrix_of(module.named_parameters()[name].unsqueeze(0))[0]; }
+  Row row(const std::string& name) const {
+    return test::matrix_of(module.named_parameters()[name].unsqueeze(0))[0];
+  }
   Matrix linear(const Matrix& x, const std::string& name) const {
     return formula::linear(x, matrix(name + ".weight"), row(name + ".bias"));
   }
@@ -28,7 +30,8 @@ struct LayerWeights {
 
 Matrix layer_columns(const Matrix& x, size_t from, size_t to) {
   Matrix out;
-  for (const Row& row : x) out.emplace_back(row.begin() + static_cast<long>(from), row.begin() + static_cast<long>(to));
+  for (const Row& row : x)
+    out.emplace_back(row.begin() + static_cast<long>(from), row.begin() + static_cast<long>(to));
   return out;
 }
 
@@ -36,13 +39,16 @@ Matrix layer_columns(const Matrix& x, size_t from, size_t to) {
 Matrix layer_loops(const EncoderLayer& layer, const EncoderLayerOptions& o, const Matrix& x) {
   const LayerWeights w{*layer};
   auto attend = [&](const Matrix& in) {
-    const Matrix q = w.linear(in, "attention.query"), k = w.linear(in, "attention.key"), v = w.linear(in, "attention.value");
+    const Matrix q = w.linear(in, "attention.query"), k = w.linear(in, "attention.key"),
+                 v = w.linear(in, "attention.value");
     const size_t d = static_cast<size_t>(o.dim / o.heads);
     Matrix joined(in.size());
     for (size_t h = 0; h < static_cast<size_t>(o.heads); ++h) {
-      const Matrix scores = formula::scores(layer_columns(q, h * d, h * d + d), layer_columns(k, h * d, h * d + d), 1.0 / std::sqrt(d));
+      const Matrix scores = formula::scores(layer_columns(q, h * d, h * d + d),
+                                            layer_columns(k, h * d, h * d + d), 1.0 / std::sqrt(d));
       const Matrix mixed = formula::attention(scores, layer_columns(v, h * d, h * d + d));
-      for (size_t i = 0; i < in.size(); ++i) joined[i].insert(joined[i].end(), mixed[i].begin(), mixed[i].end());
+      for (size_t i = 0; i < in.size(); ++i)
+        joined[i].insert(joined[i].end(), mixed[i].begin(), mixed[i].end());
     }
     return w.linear(joined, "attention.output");
   };
@@ -50,8 +56,9 @@ Matrix layer_loops(const EncoderLayer& layer, const EncoderLayerOptions& o, cons
     Matrix h = w.linear(in, "ffn.up");
     for (Row& row : h)
       for (double& value : row) {
-        value = o.activation == Activation::gelu ? formula::gelu(value)
-                : o.activation == Activation::gelu_tanh ? formula::gelu_tanh(value) : layer_relu(value);
+        value = o.activation == Activation::gelu        ? formula::gelu(value)
+                : o.activation == Activation::gelu_tanh ? formula::gelu_tanh(value)
+                                                        : layer_relu(value);
       }
     return w.linear(h, "ffn.down");
   };
@@ -80,7 +87,8 @@ TEST_CASE("layers: activations") {
   for (int64_t i = 0; i < x.numel(); ++i) {
     const double at = x[i].item<double>();
     REQUIRE(activate(Activation::gelu, x)[i].item<double>() == Approx(formula::gelu(at)).margin(1e-14));
-    REQUIRE(activate(Activation::gelu_tanh, x)[i].item<double>() == Approx(formula::gelu_tanh(at)).margin(1e-14));
+    REQUIRE(activate(Activation::gelu_tanh, x)[i].item<double>() ==
+            Approx(formula::gelu_tanh(at)).margin(1e-14));
     REQUIRE(activate(Activation::relu, x)[i].item<double>() == layer_relu(at));
   }
 }
@@ -112,12 +120,15 @@ TEST_CASE("layers: a block without positions does not see order") {
   EncoderLayer layer(layer_options());
   layer->to(torch::kFloat64);
   const Positions positions = Positions::range(6, torch::kCPU);
-  const torch::Tensor x = random_tensor({1, 6, 8}, 1, torch::kFloat64), order = torch::tensor({3, 1, 5, 0, 2, 4});
+  const torch::Tensor x = random_tensor({1, 6, 8}, 1, torch::kFloat64),
+                      order = torch::tensor({3, 1, 5, 0, 2, 4});
   const AttentionContext context{positions, {}};
   PositionEncoding none = make(NoneOptions{}, ModelShape{8, 2, 4, 1});
-  REQUIRE(max_error(layer(x.index_select(1, order), none, context), layer(x, none, context).index_select(1, order)) < 1e-13);
+  REQUIRE(max_error(layer(x.index_select(1, order), none, context),
+                    layer(x, none, context).index_select(1, order)) < 1e-13);
   PositionEncoding rotary = make(RotaryOptions{}, ModelShape{8, 2, 4, 1});
-  REQUIRE(max_error(layer(x.index_select(1, order), rotary, context), layer(x, rotary, context).index_select(1, order)) > 1e-3);
+  REQUIRE(max_error(layer(x.index_select(1, order), rotary, context),
+                    layer(x, rotary, context).index_select(1, order)) > 1e-3);
 }
 
 TEST_CASE("layers: dropout acts in training alone, in each of its places, and repeats with the seed") {

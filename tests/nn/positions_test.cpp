@@ -44,8 +44,9 @@ TEST_CASE("a single option makes that encoding, a list a chain of them") {
   CHECK(make_positions({RotaryOptions{}}, positions_shape)->name() == "rotary");
   CHECK(make_positions({RotaryOptions{}}, positions_shape)->scale(16) == 0.25);
 
-  const std::vector<PositionOptions> options{LearnedOptions{.max_length = 9}, RotaryOptions{.trainable = true},
-                                             SinusoidalOptions{}, LearnedOptions{.max_length = 7}};
+  const std::vector<PositionOptions> options{LearnedOptions{.max_length = 9},
+                                             RotaryOptions{.trainable = true}, SinusoidalOptions{},
+                                             LearnedOptions{.max_length = 7}};
   PositionEncoding chain = make_positions(options, positions_shape);
   CHECK(chain->name() == "learned + rotary + sinusoidal + learned");
   CHECK(chain->limit() == 7);
@@ -90,7 +91,8 @@ TEST_CASE("encodings that do not fit are refused before anything is built") {
     return "";
   };
   CHECK(refuse({SinusoidalOptions{}, RotaryOptions{}}, positions_shape).empty());
-  CHECK(refuse({}, positions_shape) == "positions: the list is empty; write 'none' for a model without positions");
+  CHECK(refuse({}, positions_shape) ==
+        "positions: the list is empty; write 'none' for a model without positions");
   CHECK(refuse({RotaryOptions{}, NoneOptions{}, RotaryOptions{.base = 7}}, positions_shape) ==
         "positions: 'rotary' and 'rotary' both act inside attention; keep one of them");
   CHECK(refuse({SinusoidalOptions{}}, {.dim = 9, .heads = 3, .head_dim = 3}) ==

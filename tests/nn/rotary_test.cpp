@@ -27,7 +27,8 @@ torch::Tensor rotary_table(int64_t length, int64_t dim, int64_t start = 0, torch
 }
 
 /// The formula for every token of x [B, H, L, d] at ids [B or 1, L].
-torch::Tensor rotated_by_formula(const torch::Tensor& x, const torch::Tensor& ids, const RotaryOptions& options) {
+torch::Tensor rotated_by_formula(const torch::Tensor& x, const torch::Tensor& ids,
+                                 const RotaryOptions& options) {
   torch::Tensor out = torch::empty(x.sizes(), kFloat64);
   for (int64_t b = 0; b < x.size(0); ++b) {
     const torch::Tensor places = ids[ids.size(0) == 1 ? 0 : b];
@@ -36,8 +37,9 @@ torch::Tensor rotated_by_formula(const torch::Tensor& x, const torch::Tensor& id
       for (size_t l = 0; l < rows.size(); ++l) {
         const auto place = static_cast<double>(places[static_cast<int64_t>(l)].item<int64_t>());
         const auto dim = static_cast<size_t>(options.dim);
-        rows[l] = options.layout == RotaryLayout::halves ? formula::rotate_halves(rows[l], place, options.base, dim)
-                                                         : formula::rotate(rows[l], place, options.base, dim);
+        rows[l] = options.layout == RotaryLayout::halves
+                      ? formula::rotate_halves(rows[l], place, options.base, dim)
+                      : formula::rotate(rows[l], place, options.base, dim);
       }
       out[b][h].copy_(tensor_of(rows));
     }
@@ -55,7 +57,8 @@ TEST_CASE("the formulas agree among themselves") {
   for (double m : {0.0, 1.0, 7.0, 300.0}) {
     const formula::Row a = formula::rotate(q, m), b = formula::rotate_fast(q, m);
     for (size_t i = 0; i < q.size(); ++i) CHECK(a[i] == Approx(b[i]).margin(1e-14));
-    CHECK(formula::dot(a, formula::rotate(k, m + 3)) == Approx(formula::rope_score(q, k, m, m + 3)).margin(1e-12));
+    CHECK(formula::dot(a, formula::rotate(k, m + 3)) ==
+          Approx(formula::rope_score(q, k, m, m + 3)).margin(1e-12));
   }
 }
 
@@ -84,18 +87,22 @@ TEST_CASE("every option against the formula") {
   const double tolerance = dtype == kFloat32 || trainable ? float_noise + (trainable ? 5e-6 : 0.0) : 1e-13;
 
   const Positions range = Positions::range(5, torch::kCPU, 4);
-  CHECK(max_error(encoding->rotate(x, Side::query, range), rotated_by_formula(x, range.q, options)) < tolerance);
-  CHECK(max_error(encoding->rotate(x, Side::key, range), rotated_by_formula(x, range.k, options)) < tolerance);
+  CHECK(max_error(encoding->rotate(x, Side::query, range), rotated_by_formula(x, range.q, options)) <
+        tolerance);
+  CHECK(max_error(encoding->rotate(x, Side::key, range), rotated_by_formula(x, range.k, options)) <
+        tolerance);
   CHECK(encoding->rotate(x, Side::value, range).is_same(x));
 
   const Positions ids = Positions::of(torch::tensor({{0, 3, 1, 1, 9}, {12, 0, 5, 4, 2}}), 13);
   CHECK(max_error(encoding->rotate(x, Side::query, ids), rotated_by_formula(x, ids.q, options)) < tolerance);
   const Positions shared = Positions::of(torch::tensor({{7, 3, 1, 1, 9}}), 10);
-  CHECK(max_error(encoding->rotate(x, Side::key, shared), rotated_by_formula(x, shared.k, options)) < tolerance);
+  CHECK(max_error(encoding->rotate(x, Side::key, shared), rotated_by_formula(x, shared.k, options)) <
+        tolerance);
 
   const Positions tail = Positions::tail(2, 5, torch::kCPU);
   const torch::Tensor q = x.narrow(2, 3, 2);
-  CHECK(max_error(encoding->rotate(q, Side::query, tail), rotated_by_formula(q, tail.q, options)) < tolerance);
+  CHECK(max_error(encoding->rotate(q, Side::query, tail), rotated_by_formula(q, tail.q, options)) <
+        tolerance);
   CHECK(max_error(encoding->rotate(x, Side::key, tail), rotated_by_formula(x, tail.k, options)) < tolerance);
 }
 
@@ -107,11 +114,13 @@ TEST_CASE("the fused loop equals the plain product, forward and backward") {
   torch::Tensor table = rotary_table(2 * length, dim, 900);
   table = per_batch ? table.view({2, length, dim / 2, 2}) : table.narrow(1, 0, length);
   const std::vector<torch::Tensor> inputs{
-      random_tensor({2, 3, length, 64}, 2),                                       // as it is stored
-      random_tensor({2, length, 3, 64}, 3).transpose(1, 2),                       // a projection
-      random_tensor({2, length, 3, 3 * 64}, 4).narrow(-1, 64, 64).transpose(1, 2),  // part of a joint projection
-      random_tensor({64, 2, 3, length}, 5).permute({1, 2, 3, 0}),                 // columns apart
-      random_tensor({2, 1, length, 64}, 6).expand({2, 3, length, 64}),            // shared by the heads
+      random_tensor({2, 3, length, 64}, 2),                  // as it is stored
+      random_tensor({2, length, 3, 64}, 3).transpose(1, 2),  // a projection
+      random_tensor({2, length, 3, 3 * 64}, 4)
+          .narrow(-1, 64, 64)
+          .transpose(1, 2),                                             // part of a joint projection
+      random_tensor({64, 2, 3, length}, 5).permute({1, 2, 3, 0}),       // columns apart
+      random_tensor({2, 1, length, 64}, 6).expand({2, 3, length, 64}),  // shared by the heads
   };
   for (size_t i = 0; i < inputs.size(); ++i) {
     CAPTURE(i);
@@ -125,8 +134,8 @@ TEST_CASE("the fused loop equals the plain product, forward and backward") {
     CHECK(max_error(a.grad(), b.grad()) <= float_noise);
   }
   torch::Tensor projected = inputs[1].detach().requires_grad_();
-  const torch::Tensor grad =
-      torch::autograd::grad({apply_rotary(projected, table, layout)}, {projected}, {inputs[0]}, true, false)[0];
+  const torch::Tensor grad = torch::autograd::grad({apply_rotary(projected, table, layout)}, {projected},
+                                                   {inputs[0]}, true, false)[0];
   CHECK(grad.strides() == projected.strides());  // so that the projection's backward pass copies nothing
 }
 
@@ -196,13 +205,15 @@ TEST_CASE("a rotation keeps norms, and its inverse is the rotation by -m") {
   CHECK(max_error(grad, apply_rotary(x, back, layout)) < float_noise);
 }
 
-// --- Shift invariance ----------------------------------------------------------------------------------------------
+// --- Shift invariance
+// ----------------------------------------------------------------------------------------------
 
 namespace {
 
 struct ShiftCase {
   torch::Tensor x = random_tensor({2, 6, 24}, 13, kFloat64);
-  torch::Tensor wq = random_tensor({24, 24}, 14, kFloat64) / 5, wk = random_tensor({24, 24}, 15, kFloat64) / 5;
+  torch::Tensor wq = random_tensor({24, 24}, 14, kFloat64) / 5,
+                wk = random_tensor({24, 24}, 15, kFloat64) / 5;
 
   static torch::Tensor heads(const torch::Tensor& y) { return y.unflatten(-1, {3, 8}).transpose(1, 2); }
 };
@@ -212,7 +223,8 @@ using Scorer = std::function<torch::Tensor(const ShiftCase&, const Positions&)>;
 /// By how much scores change when all positions move by `shift`: nothing, for a relative encoding (eq. 11).
 double shift_error(const Scorer& scores, int64_t shift) {
   const ShiftCase c;
-  return max_error(scores(c, Positions::range(6, torch::kCPU)), scores(c, Positions::range(6, torch::kCPU, shift)));
+  return max_error(scores(c, Positions::range(6, torch::kCPU)),
+                   scores(c, Positions::range(6, torch::kCPU, shift)));
 }
 
 }  // namespace
@@ -241,19 +253,22 @@ TEST_CASE("scores depend on distances alone, and rotating the layer's input inst
 
 TEST_CASE("score(m, n) is q R_(n-m) k of eq. 16") {
   PositionEncoding encoding = rotary();
-  const torch::Tensor q = random_tensor({1, 1, 1, 8}, 16, kFloat64), k = random_tensor({1, 1, 1, 8}, 17, kFloat64);
+  const torch::Tensor q = random_tensor({1, 1, 1, 8}, 16, kFloat64),
+                      k = random_tensor({1, 1, 1, 8}, 17, kFloat64);
   auto at = [&](const torch::Tensor& x, int64_t m) {
     return encoding->rotate(x, Side::query, Positions::range(1, torch::kCPU, m));
   };
-  for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {3, 8}, {8, 3}, {511, 2}, {0, 4000}}) {
-    const double expected = formula::rope_score(matrix_of(q[0][0])[0], matrix_of(k[0][0])[0], static_cast<double>(m),
-                                                static_cast<double>(n));
+  for (const auto& [m, n] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {3, 8}, {8, 3}, {511, 2}, {0, 4000}}) {
+    const double expected = formula::rope_score(matrix_of(q[0][0])[0], matrix_of(k[0][0])[0],
+                                                static_cast<double>(m), static_cast<double>(n));
     CHECK((at(q, m) * at(k, n)).sum().item<double>() == Approx(expected).margin(1e-11));
     CHECK((at(q, m + 70) * at(k, n + 70)).sum().item<double>() == Approx(expected).margin(1e-11));
   }
 }
 
-// --- The encoding as a module --------------------------------------------------------------------------------------
+// --- The encoding as a module
+// --------------------------------------------------------------------------------------
 
 TEST_CASE("angles stay exact whatever the module is cast to") {
   CHECK(rotary_angles(1858, 32)[1857][1].item<double>() == Approx(1044.2678).margin(5e-5));
@@ -298,7 +313,8 @@ TEST_CASE("a fixed rotation holds no parameters or buffers, a learned theta one 
   auto parameters = learned->named_parameters();
   REQUIRE(parameters.keys() == std::vector<std::string>{"theta"});
   const torch::Tensor theta = parameters["theta"];
-  CHECK(max_error(theta, torch::tensor({1.0, 0.31622776601683794, 0.1, 0.031622776601683794}, kFloat64)) < 2e-8);
+  CHECK(max_error(theta, torch::tensor({1.0, 0.31622776601683794, 0.1, 0.031622776601683794}, kFloat64)) <
+        2e-8);
   torch::nn::Module parent;
   parent.register_module("positions", learned);
   for (const auto dtype : {torch::kBFloat16, torch::kFloat16}) {
@@ -380,8 +396,8 @@ TEST_CASE("mistakes in the options are named") {
         "positions: rotary 'dim' must be even because columns turn in pairs, got 3");
   CHECK(message({.dim = 10}, rotary_shape) ==
         "positions: rotary 'dim' is 10, but a head has 8 columns only; 0 turns all");
-  CHECK(message({}, {.dim = 9, .heads = 3, .head_dim = 3}).find("even head width, got 3 (dim 9 over 3 heads)") !=
-        std::string::npos);
+  CHECK(message({}, {.dim = 9, .heads = 3, .head_dim = 3})
+            .find("even head width, got 3 (dim 9 over 3 heads)") != std::string::npos);
   // Contracts of the function.
   const torch::Tensor x = torch::zeros({2, 3, 4, 8});
   CHECK_THROWS_AS(apply_rotary(x, rotary_table(5, 8), RotaryLayout::halves), c10::Error);
@@ -394,13 +410,15 @@ TEST_CASE("an id beyond the declared length is refused, not read from other memo
   CHECK_THROWS_AS(rotary()->rotate(torch::zeros({1, 3, 3, 8}), Side::query, ids), c10::Error);
 }
 
-// --- Other implementations -----------------------------------------------------------------------------------------
+// --- Other implementations
+// -----------------------------------------------------------------------------------------
 
 TEST_CASE("reference values of rotary implementations") {
   const auto oracles = require_oracles();
   if (!oracles) return;
-  for (const std::string name : {"rope_interleaved", "rope_interleaved_long", "rope_interleaved_offset", "rope_half",
-                                 "rope_half_base_500000", "rope_half_long", "rope_half_offset"}) {
+  for (const std::string name :
+       {"rope_interleaved", "rope_interleaved_long", "rope_interleaved_offset", "rope_half",
+        "rope_half_base_500000", "rope_half_long", "rope_half_offset"}) {
     CAPTURE(name);
     const OracleCase c(*oracles / "encodings" / name);
     // That implementation forms its angles in float32, which costs up to 1e-4 at position 510.
@@ -430,8 +448,8 @@ TEST_CASE("reference values of rotary implementations") {
       CHECK(max_error(probs, c.expected.tensor("probs")) < tolerance);
       CHECK(max_error(probs.matmul(v), c.expected.tensor("output")) < tolerance);
       if (c.expected.contains("v_when_rotary_value")) {
-        CHECK(max_error(encoding->rotate(v, Side::value, positions), c.expected.tensor("v_when_rotary_value")) <
-              tolerance);
+        CHECK(max_error(encoding->rotate(v, Side::value, positions),
+                        c.expected.tensor("v_when_rotary_value")) < tolerance);
       }
     }
   }

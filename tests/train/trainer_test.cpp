@@ -308,6 +308,52 @@ TEST_CASE("the loss scaler doubles after 2,000 good updates and halves on overfl
   CHECK_FALSE(none.update(false));
 }
 
+TEST_CASE("with a loss scale the update is the same: unscaled before it is clipped") {
+  // fp16 autocast works on the CPU too, only slowly. Values and gradients here are exact in half precision.
+  std::map<Precision, std::vector<double>> moments;
+  for (const Precision precision : {Precision::fp32, Precision::fp16}) {
+    TempDir folder;
+    ProbeTask task;
+    TrainerOptions options = probe_options();
+    options.steps = 1;
+    options.precision = precision;
+    options.clip = 1e3;  // far above the true norm, far below the scaled one
+    Trainer(task, options, {}, folder.path()).fit();
+    for (const auto& [name, tensor] : load_checkpoint(CheckpointFolder(folder.path()).path(1)).tensors) {
+      if (name.ends_with(".exp_avg")) moments[precision].push_back(tensor.sum().item<double>());
+    }
+  }
+  REQUIRE(moments[Precision::fp32].size() == 2);
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(moments[Precision::fp16][i] == Approx(moments[Precision::fp32][i]).epsilon(2e-3));
+  }
+}
+
+TEST_CASE("an overflow skips the update, halves the scale, and the run goes on") {
+  struct Overflow : ProbeTask {
+    Loss loss(const Batch& batch) override {
+      Loss loss = ProbeTask::loss(batch);
+      // The value stays finite, the gradient does not.
+      if (calls == 3) loss.sum = loss.sum + (errors(batch).sum() * 0.0).sqrt();
+      return loss;
+    }
+  };
+  TempDir folder;
+  Overflow task;
+  TrainerOptions options = probe_options();
+  options.precision = Precision::fp16;
+  options.steps = 5;
+  const Trainer::Result result = Trainer(task, options, {}, folder.path()).fit();
+  CHECK(result.step == 5);
+  const Checkpoint checkpoint = load_checkpoint(CheckpointFolder(folder.path()).path(5));
+  CHECK(checkpoint.state["scaler"][0] == 32768.0);
+  CHECK(checkpoint.state["scaler"][1] == 2);
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    if (name.starts_with("model.")) CHECK(tensor.isfinite().all().item<bool>());
+    if (name.ends_with(".step")) CHECK(tensor.item<float>() == 4.0f);
+  }
+}
+
 TEST_CASE("precisions that this machine cannot run well are refused with the reason") {
   CHECK_NOTHROW(require_precision(Precision::fp32, torch::kCPU));
   CHECK_THROWS_WITH(require_precision(Precision::fp16, torch::kCPU), Catch::Contains("needs a GPU"));

@@ -10,9 +10,9 @@
 namespace roformer::kernels {
 namespace {
 
-// A full-avalanche 32-bit permutation ("lowbias32", C. Wellons, https://github.com/skeeto/hash-prospector) with a second
-// key and a third multiplication: one key alone would make the masks of two seeds shuffled copies of each other. The
-// comparison looks at the high bits first, so the usual last shift is left out.
+// A full-avalanche 32-bit permutation ("lowbias32", C. Wellons, https://github.com/skeeto/hash-prospector)
+// with a second key and a third multiplication: one key alone would make the masks of two seeds shuffled
+// copies of each other. The comparison looks at the high bits first, so the usual last shift is left out.
 ROFORMER_INLINE uint32_t hash32(uint32_t x, uint32_t key) {
   x ^= x >> 16;
   x *= 0x7feb352dU;

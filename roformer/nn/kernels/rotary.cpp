@@ -17,8 +17,8 @@ ROFORMER_INLINE void turn_pairs(const float* __restrict x, const float* __restri
   }
 }
 
-ROFORMER_INLINE void turn_halves(const float* __restrict x, const float* __restrict table, float* __restrict y,
-                                 int64_t dim, float sign) {
+ROFORMER_INLINE void turn_halves(const float* __restrict x, const float* __restrict table,
+                                 float* __restrict y, int64_t dim, float sign) {
   const int64_t half = dim / 2;
 #pragma GCC ivdep
   for (int64_t i = 0; i < half; ++i) {
@@ -28,7 +28,8 @@ ROFORMER_INLINE void turn_halves(const float* __restrict x, const float* __restr
   }
 }
 
-// Rows of one head after another: their part of the table stays in the nearest cache while the heads take turns.
+// Rows of one head after another: their part of the table stays in the nearest cache while the heads take
+// turns.
 constexpr int64_t tile_rows = 128;
 // Rows of a transposed view lie too far apart for the processor to guess the next one.
 constexpr int64_t rows_ahead = 8;
@@ -56,7 +57,8 @@ ROFORMER_CLONES void rotary(const Rotary& task, int64_t begin, int64_t end) {
         } else {
           turn_pairs(x, table, y, t.dim, sign);
         }
-        if (t.dim < t.width) std::memcpy(y + t.dim, x + t.dim, static_cast<size_t>(t.width - t.dim) * sizeof(float));
+        if (t.dim < t.width)
+          std::memcpy(y + t.dim, x + t.dim, static_cast<size_t>(t.width - t.dim) * sizeof(float));
       }
     }
     at += rows;

@@ -12,11 +12,31 @@
 namespace roformer::kernels {
 namespace {
 
-/// N values that travel in one load or store.
+/// N values that travel in one load or store; one by one where memory may not be aligned to them (Loose).
 template <class T, int N>
 struct alignas(N * sizeof(T)) Pack {
   T at[N];
 };
+
+template <int N, bool Loose, class T>
+__device__ Pack<T, N> load(const T* from) {
+  if constexpr (!Loose) {
+    return *reinterpret_cast<const Pack<T, N>*>(from);
+  } else {
+    Pack<T, N> pack;
+    for (int i = 0; i < N; ++i) pack.at[i] = from[i];
+    return pack;
+  }
+}
+
+template <bool Loose, int N, class T>
+__device__ void store(T* to, const Pack<T, N>& pack) {
+  if constexpr (!Loose) {
+    *reinterpret_cast<Pack<T, N>*>(to) = pack;
+  } else {
+    for (int i = 0; i < N; ++i) to[i] = pack.at[i];
+  }
+}
 
 /// The numbers of kernels/rotary.h, which is float32 alone: its pointers stay null here.
 template <class T>
@@ -34,36 +54,24 @@ template <int N, class T>
 __device__ void turn(const T* x, const float* table, T* y, int first, const Rotary& shape) {
   const int half = static_cast<int>(shape.dim) / 2;
   const float sign = shape.inverse ? -1.0f : 1.0f;
-  Pack<float, 2> angle[N];  // cos and sin
-  if constexpr (N == 2) {
-    const auto both = *reinterpret_cast<const Pack<float, 4>*>(table + 2 * first);
-    angle[0] = {both.at[0], both.at[1]};
-    angle[1] = {both.at[2], both.at[3]};
-  } else {
-    angle[0] = {table[2 * first], table[2 * first + 1]};
-  }
+  const Pack<float, 2 * N> angles = load<2 * N, N == 1>(table + 2 * first);  // cos and sin in turn
   auto rotate = [&](int i, T& a, T& b) {
-    const float c = angle[i].at[0], s = sign * angle[i].at[1];
+    const float c = angles.at[2 * i], s = sign * angles.at[2 * i + 1];
     const float u = static_cast<float>(a), v = static_cast<float>(b);
     a = static_cast<T>(u * c - v * s);
     b = static_cast<T>(v * c + u * s);
   };
   if (shape.halves) {
-    auto a = *reinterpret_cast<const Pack<T, N>*>(x + first), b = *reinterpret_cast<const Pack<T, N>*>(x + first + half);
+    Pack<T, N> a = load<N, false>(x + first), b = load<N, false>(x + first + half);
 #pragma unroll
     for (int i = 0; i < N; ++i) rotate(i, a.at[i], b.at[i]);
-    *reinterpret_cast<Pack<T, N>*>(y + first) = a;
-    *reinterpret_cast<Pack<T, N>*>(y + first + half) = b;
-  } else if constexpr (N == 1) {
-    T a = x[2 * first], b = x[2 * first + 1];
-    rotate(0, a, b);
-    y[2 * first] = a;
-    y[2 * first + 1] = b;
+    store<false>(y + first, a);
+    store<false>(y + first + half, b);
   } else {
-    auto pairs = *reinterpret_cast<const Pack<T, 2 * N>*>(x + 2 * first);
+    Pack<T, 2 * N> pairs = load<2 * N, N == 1>(x + 2 * first);
 #pragma unroll
     for (int i = 0; i < N; ++i) rotate(i, pairs.at[2 * i], pairs.at[2 * i + 1]);
-    *reinterpret_cast<Pack<T, 2 * N>*>(y + 2 * first) = pairs;
+    store<N == 1>(y + 2 * first, pairs);
   }
 }
 

@@ -4,8 +4,8 @@
 
 namespace roformer::kernels {
 
-/// One rotation of x [batch, heads, length, width] float32 into y of the same shape: eq. 34 for the first `dim` columns,
-/// the others are copied. Strides count floats; the last one is 1. x and y do not overlap.
+/// One rotation of x [batch, heads, length, width] float32 into y of the same shape: eq. 34 for the first
+/// `dim` columns, the others are copied. Strides count floats; the last one is 1. x and y do not overlap.
 struct Rotary {
   const float* x;
   float* y;
@@ -18,8 +18,8 @@ struct Rotary {
   bool inverse;  ///< turn by the negative angle: the backward pass
 };
 
-/// Does tokens begin .. end - 1 of the batch * length ones. Each output depends on its own token alone, so any split over
-/// threads gives the same bits.
+/// Does tokens begin .. end - 1 of the batch * length ones. Each output depends on its own token alone, so
+/// any split over threads gives the same bits.
 void rotary(const Rotary& task, int64_t begin, int64_t end);
 
 }  // namespace roformer::kernels

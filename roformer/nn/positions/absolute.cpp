@@ -24,8 +24,8 @@ class LearnedImpl : public PositionEncodingImpl {
 
   torch::Tensor embed(const torch::Tensor& x, const Positions& positions) override {
     if (positions.length > limit()) {
-      fail("learned positions end at {}, but the sequence needs {}; shorten it or raise 'max_length'", limit(),
-           positions.length);
+      fail("learned positions end at {}, but the sequence needs {}; shorten it or raise 'max_length'",
+           limit(), positions.length);
     }
     return x + rows_at(table_, positions.q, positions.contiguous, positions.q_start);
   }

@@ -10,23 +10,27 @@ namespace roformer {
 Positions Positions::range(int64_t length, torch::Device device, int64_t start) {
   const torch::Tensor ids =
       torch::arange(start, start + length, torch::TensorOptions(torch::kInt64).device(device)).unsqueeze(0);
-  return {.q = ids, .k = ids, .length = start + length, .contiguous = true, .q_start = start, .k_start = start};
+  return {
+      .q = ids, .k = ids, .length = start + length, .contiguous = true, .q_start = start, .k_start = start};
 }
 
 Positions Positions::tail(int64_t queries, int64_t keys, torch::Device device) {
   TORCH_CHECK(0 <= queries && queries <= keys, "Positions::tail: ", queries, " queries of ", keys, " keys");
-  const torch::Tensor ids = torch::arange(keys, torch::TensorOptions(torch::kInt64).device(device)).unsqueeze(0);
+  const torch::Tensor ids =
+      torch::arange(keys, torch::TensorOptions(torch::kInt64).device(device)).unsqueeze(0);
   const int64_t start = keys - queries;
   return {.q = ids.narrow(1, start, queries), .k = ids, .length = keys, .contiguous = true, .q_start = start};
 }
 
 Positions Positions::of(const torch::Tensor& ids, int64_t length) {
-  TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kInt64, "Positions::of: int64 [B or 1, L] expected, got ",
-              ids.scalar_type(), " ", ids.sizes());
+  TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kInt64,
+              "Positions::of: int64 [B or 1, L] expected, got ", ids.scalar_type(), " ", ids.sizes());
   return {.q = ids, .k = ids, .length = length};
 }
 
-double PositionEncodingImpl::scale(int64_t head_dim) const { return 1.0 / std::sqrt(static_cast<double>(head_dim)); }
+double PositionEncodingImpl::scale(int64_t head_dim) const {
+  return 1.0 / std::sqrt(static_cast<double>(head_dim));
+}
 
 namespace {
 
@@ -48,7 +52,8 @@ class ChainImpl : public PositionEncodingImpl {
   torch::Tensor rotate(const torch::Tensor& heads, Side side, const Positions& positions) override {
     return attention_->rotate(heads, side, positions);
   }
-  torch::Tensor logits(const torch::Tensor& q, const torch::Tensor& k, const AttentionContext& context) override {
+  torch::Tensor logits(const torch::Tensor& q, const torch::Tensor& k,
+                       const AttentionContext& context) override {
     return attention_->logits(q, k, context);
   }
   torch::Tensor values(const torch::Tensor& probs, const AttentionContext& context) override {
@@ -69,7 +74,8 @@ class ChainImpl : public PositionEncodingImpl {
 
  private:
   std::vector<PositionEncoding> members_;
-  std::shared_ptr<PositionEncodingImpl> attention_;  // the member with the other hooks; any, when none has them
+  std::shared_ptr<PositionEncodingImpl>
+      attention_;  // the member with the other hooks; any, when none has them
   std::string name_;
 };
 

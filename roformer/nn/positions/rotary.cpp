@@ -21,18 +21,21 @@ torch::Tensor rotary_angles(int64_t length, int64_t dim, double base) {
   return torch::outer(torch::arange(length, torch::kFloat64), rotary_theta(dim, base));
 }
 
-// --- The rotation --------------------------------------------------------------------------------------------------
+// --- The rotation
+// --------------------------------------------------------------------------------------------------
 
 torch::Tensor apply_rotary_plain(const torch::Tensor& x, const torch::Tensor& table, RotaryLayout layout) {
   const int64_t half = table.size(-2), width = x.size(-1);
   const bool interleaved = layout == RotaryLayout::interleaved;
   const torch::Dtype wide = x.scalar_type() == torch::kFloat64 ? torch::kFloat64 : table.scalar_type();
-  const torch::Tensor polar = torch::view_as_complex(table.to(wide).contiguous()).unsqueeze(1);  // [B or 1, 1, L, half]
+  const torch::Tensor polar =
+      torch::view_as_complex(table.to(wide).contiguous()).unsqueeze(1);  // [B or 1, 1, L, half]
 
   torch::Tensor pairs = x.narrow(-1, 0, 2 * half).to(wide);  // to [B, H, L, half, 2]
   pairs = interleaved ? pairs.unflatten(-1, {half, 2}) : pairs.unflatten(-1, {2, half}).transpose(-1, -2);
   pairs = torch::view_as_real(torch::view_as_complex(pairs.contiguous()) * polar);
-  const torch::Tensor turned = (interleaved ? pairs : pairs.transpose(-1, -2)).flatten(-2).to(x.scalar_type());
+  const torch::Tensor turned =
+      (interleaved ? pairs : pairs.transpose(-1, -2)).flatten(-2).to(x.scalar_type());
   return 2 * half == width ? turned : torch::cat({turned, x.narrow(-1, 2 * half, width - 2 * half)}, -1);
 }
 
@@ -88,7 +91,8 @@ struct FusedRotary : torch::autograd::Function<FusedRotary> {
                                                  torch::autograd::variable_list grads) {
     // A rotation is orthogonal: its transpose turns back. The gradient is laid out as x was.
     auto data = [&](const char* name) { return ctx->saved_data[name].toBool(); };
-    return {apply(grads[0], ctx->get_saved_variables()[0], data("halves"), !data("inverse"), data("heads_inside")),
+    return {apply(grads[0], ctx->get_saved_variables()[0], data("halves"), !data("inverse"),
+                  data("heads_inside")),
             {},
             {},
             {},
@@ -108,17 +112,18 @@ bool has_kernel(const torch::Tensor& x) {
 torch::Tensor apply_rotary(const torch::Tensor& x, const torch::Tensor& table, RotaryLayout layout) {
   TORCH_CHECK(x.dim() == 4 && table.dim() == 4 && table.size(3) == 2 && table.size(1) == x.size(2) &&
                   (table.size(0) == 1 || table.size(0) == x.size(0)) && 2 * table.size(2) <= x.size(3),
-              "apply_rotary: x [B, H, L, d] and table [B or 1, L, dim / 2, 2] expected, got ", x.sizes(), " and ",
-              table.sizes());
-  const bool fused = has_kernel(x) && table.device() == x.device() && table.scalar_type() == torch::kFloat32 &&
-                     !table.requires_grad();
+              "apply_rotary: x [B, H, L, d] and table [B or 1, L, dim / 2, 2] expected, got ", x.sizes(),
+              " and ", table.sizes());
+  const bool fused = has_kernel(x) && table.device() == x.device() &&
+                     table.scalar_type() == torch::kFloat32 && !table.requires_grad();
   if (!fused) return apply_rotary_plain(x, table, layout);
   const bool rows_dense = table.stride(3) == 1 && table.stride(2) == 2;
   return FusedRotary::apply(x, rows_dense ? table : table.contiguous(), layout == RotaryLayout::halves,
                             /*inverse=*/false, /*heads_inside=*/false);
 }
 
-// --- The encoding --------------------------------------------------------------------------------------------------
+// --- The encoding
+// --------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -131,15 +136,16 @@ class RotaryImpl : public PositionEncodingImpl {
       : options_(options),
         dim_(dim),
         cache_([dim, base = options.base](int64_t rows) { return cos_sin(rotary_angles(rows, dim, base)); }) {
-    if (options_.trainable) theta_ = register_parameter("theta", rotary_theta(dim, options.base).to(torch::kFloat32));
+    if (options_.trainable)
+      theta_ = register_parameter("theta", rotary_theta(dim, options.base).to(torch::kFloat32));
   }
 
   torch::Tensor rotate(const torch::Tensor& heads, Side side, const Positions& positions) override {
     if (side == Side::value && !options_.values) return heads;
     const bool query = side == Side::query;
     return apply_rotary(heads,
-                        table(query ? positions.q : positions.k, query ? positions.q_start : positions.k_start,
-                              positions, heads),
+                        table(query ? positions.q : positions.k,
+                              query ? positions.q_start : positions.k_start, positions, heads),
                         options_.layout);
   }
 
@@ -149,8 +155,12 @@ class RotaryImpl : public PositionEncodingImpl {
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking) override {
     PositionEncodingImpl::to(device, wide(dtype), non_blocking);
   }
-  void to(torch::Dtype dtype, bool non_blocking) override { PositionEncodingImpl::to(wide(dtype), non_blocking); }
-  void to(torch::Device device, bool non_blocking) override { PositionEncodingImpl::to(device, non_blocking); }
+  void to(torch::Dtype dtype, bool non_blocking) override {
+    PositionEncodingImpl::to(wide(dtype), non_blocking);
+  }
+  void to(torch::Device device, bool non_blocking) override {
+    PositionEncodingImpl::to(device, non_blocking);
+  }
 
  private:
   static torch::Dtype wide(torch::Dtype dtype) {
@@ -160,8 +170,8 @@ class RotaryImpl : public PositionEncodingImpl {
   torch::Tensor table(const torch::Tensor& ids, int64_t start, const Positions& positions,
                       const torch::Tensor& heads) {
     if (!options_.trainable) {
-      return rows_at(cache_.rows(positions.length, heads.device(), heads.scalar_type()), ids, positions.contiguous,
-                     start);
+      return rows_at(cache_.rows(positions.length, heads.device(), heads.scalar_type()), ids,
+                     positions.contiguous, start);
     }
     const torch::Tensor angles = ids.to(torch::kFloat64).unsqueeze(-1) * theta_.to(torch::kFloat64);
     return cos_sin(angles).to(heads.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32);
@@ -180,12 +190,15 @@ void validate(const RotaryOptions& options, const ModelShape& shape) {
     fail("positions: rotary 'dim' must be even because columns turn in pairs, got {}", options.dim);
   }
   if (options.dim > shape.head_dim) {
-    fail("positions: rotary 'dim' is {}, but a head has {} columns only; 0 turns all", options.dim, shape.head_dim);
+    fail("positions: rotary 'dim' is {}, but a head has {} columns only; 0 turns all", options.dim,
+         shape.head_dim);
   }
   if (options.dim == 0 && shape.head_dim % 2 != 0) {
-    fail("positions: rotary needs an even head width, got {} (dim {} over {} heads); change these or set an even "
-         "rotary 'dim' below it",
-         shape.head_dim, shape.dim, shape.heads);
+    fail(
+        "positions: rotary needs an even head width, got {} (dim {} over {} heads); change these or set an "
+        "even "
+        "rotary 'dim' below it",
+        shape.head_dim, shape.dim, shape.heads);
   }
 }
 

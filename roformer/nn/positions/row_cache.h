@@ -8,9 +8,9 @@
 
 namespace roformer {
 
-/// Rows of a fixed table by position, computed in float64 and kept in float32 (float64 for float64 models) on each device
-/// that asks. It is neither parameter nor buffer, so no cast of the module rounds it and no checkpoint holds it. It grows
-/// past any length by doubling.
+/// Rows of a fixed table by position, computed in float64 and kept in float32 (float64 for float64 models) on
+/// each device that asks. It is neither parameter nor buffer, so no cast of the module rounds it and no
+/// checkpoint holds it. It grows past any length by doubling.
 class RowCache {
  public:
   /// `fill(n)`: the first n rows, float64 on the CPU.
