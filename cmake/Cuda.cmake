@@ -20,7 +20,8 @@ find_package(CUDAToolkit REQUIRED)
 
 add_library(roformer_cuda MODULE ${cuda_sources})
 set_target_properties(roformer_cuda PROPERTIES
-  LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" UNITY_BUILD OFF POSITION_INDEPENDENT_CODE ON)
+  LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" UNITY_BUILD OFF POSITION_INDEPENDENT_CODE ON
+  CUDA_RUNTIME_LIBRARY Shared)
 target_include_directories(roformer_cuda PRIVATE "${PROJECT_SOURCE_DIR}")
 target_compile_options(roformer_cuda PRIVATE -O3)
 # Nothing calls libtorch_cuda.so by name here: its loading registers the kernels. The small LibTorch lacks what

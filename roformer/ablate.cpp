@@ -32,7 +32,7 @@ struct ArmRun {
   RunOptions options;
   std::filesystem::path folder;
   pid_t process = 0;  ///< 0 = not running
-  bool done = false, failed = false;
+  bool done = false, failed = false, end_shown = false;
   uintmax_t seen_bytes = 0;  ///< of metrics.jsonl, when `seen` was read from it
   log::ProgressState seen;
 
@@ -186,7 +186,11 @@ void run_all(std::vector<ArmRun>& runs, int64_t jobs) {
         ++running;
       }
     }
-    for (size_t i = 0; i < runs.size(); ++i) progress.update(i, progress_of(runs[i]));
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (runs[i].end_shown) continue;
+      progress.update(i, progress_of(runs[i]));
+      runs[i].end_shown = runs[i].done || runs[i].failed;
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
   }
 }

@@ -26,7 +26,7 @@ struct StrictAllocator : c10::Allocator {
 
 /// The same memory and shape under another device's name; the old storage lives as long as the new one.
 torch::Tensor relabel(const torch::Tensor& t, c10::Device device, c10::DispatchKey key,
-                     c10::Allocator* allocator) {
+                      c10::Allocator* allocator) {
   const c10::Storage& old = t.storage();
   auto* owner = new c10::Storage(old);
   c10::DataPtr data(

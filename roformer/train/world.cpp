@@ -6,15 +6,15 @@
 #include <optional>
 
 #include "roformer/core/error.h"
+#include "roformer/core/log.h"
 #include "roformer/nn/kernels/rotary_cuda.h"
 
 namespace roformer {
 namespace {
 
 /// Opens the CUDA part, beside the program or on the loader's path, and hands out what it holds; the reason when it
-/// cannot be opened. The driver's library is what every CUDA program needs first.
+/// cannot be opened.
 std::optional<std::string> open_cuda_library() {
-  if (!dlopen("libcuda.so.1", RTLD_LAZY)) return "this machine has no NVIDIA driver";
   std::error_code ignored;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
   std::filesystem::path path = "libroformer_cuda.so";
@@ -50,10 +50,14 @@ World World::open(const std::string& device, int64_t threads) {
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   World world;
   if (device == "cpu") return world;
-  std::optional<std::string> problem = open_cuda_library();
+  const bool driver = dlopen("libcuda.so.1", RTLD_LAZY) != nullptr;  // what every CUDA program needs first
+  std::optional<std::string> problem = driver ? open_cuda_library() : "this machine has no NVIDIA driver";
   if (!problem && !torch::cuda::is_available()) problem = "LibTorch finds no CUDA device";
   if (problem) {
-    if (device == "auto") return world;
+    if (device == "auto") {
+      if (driver) log::warn("the GPU is not used: {}", *problem);
+      return world;
+    }
     fail("device {}: {}; or use --device cpu", device, *problem);
   }
   world.device = torch::Device(device == "auto" ? "cuda" : device);
