@@ -41,7 +41,7 @@ class Bench:
 
     def compare(self, name, ours, theirs, threads, matmul, target=None):
         """ours and theirs: functions that measure one block."""
-        print(f"measuring {name} on {threads} thread(s), products: {matmul}", file=sys.stderr, flush=True)
+        print(f"{name}, {threads} thread(s), products: {matmul} ...", end="", file=sys.stderr, flush=True)
         for warm_up in (ours, theirs, ours, theirs):
             warm_up()
         blocks = []
@@ -65,6 +65,7 @@ class Bench:
                     "pairs": self.pairs,
                 }
             )
+        print(" CPU {:.2f}, wall {:.2f}".format(*(row["ratio"] for row in self.rows[-2:])), file=sys.stderr, flush=True)
 
     def block(self, side, what, count):
         """A function that measures one block; times are per repetition."""

@@ -1,5 +1,6 @@
-// What a GPU must compute as the CPU does, on the device that ROFORMER_TEST_DEVICE names. On the CPU, the default, these
-// cases compare the CPU with itself and show little more than that they run: their names say so.
+// What a GPU must compute as the CPU does, on the device that ROFORMER_TEST_DEVICE names. On the CPU, the
+// default, these cases compare the CPU with itself and show little more than that they run: their names say
+// so.
 #include <fstream>
 
 #include "roformer/models/heads.h"
@@ -53,17 +54,20 @@ torch::Tensor device_loss(MaskedLm& model, const Batch& batch) {
   return at::cross_entropy_loss(model(batch), batch.labels, {}, at::Reduction::Sum) / batch.target_count();
 }
 
-double largest(const torch::Tensor& t) { return t.detach().abs().max().to(torch::kCPU, kFloat64).item<double>(); }
+double largest(const torch::Tensor& t) {
+  return t.detach().abs().max().to(torch::kCPU, kFloat64).item<double>();
+}
 
 /// A tiny masked language model on a text of its own, in a folder of its own.
 struct DeviceRun {
   explicit DeviceRun(const std::vector<std::string>& sets = {}) {
     std::ofstream text(folder / "text.txt");
     for (int i = 0; i < 4000; ++i) text << "line " << i << " of a plain text, " << i * i % 97 << " words\n";
-    std::ofstream(folder / "run.yaml") << "data: {train: text.txt, valid_fraction: 0.3, length: 32}\n"
-                                          "model: {dim: 32, layers: 2, heads: 2, ffn: 64, dropout: 0.0}\n"
-                                          "trainer: {steps: 8, batch: 8, log_every: 1, evaluate_every: 4,\n"
-                                          "          checkpoint_every: 4, optimizer: {type: adamw, lr: 1.0e-2}}\n";
+    std::ofstream(folder / "run.yaml")
+        << "data: {train: text.txt, valid_fraction: 0.3, length: 32}\n"
+           "model: {dim: 32, layers: 2, heads: 2, ffn: 64, dropout: 0.0}\n"
+           "trainer: {steps: 8, batch: 8, log_every: 1, evaluate_every: 4,\n"
+           "          checkpoint_every: 4, optimizer: {type: adamw, lr: 1.0e-2}}\n";
     text.close();
     this->sets = sets;
   }
@@ -95,13 +99,14 @@ void check_losses(const std::vector<double>& a, const std::vector<double>& b, do
 
 }  // namespace
 
-TEST_CASE("test device against the CPU in float64 (CPU by default: weak): forward and backward of every encoding") {
+TEST_CASE(
+    "test device against the CPU in float64 (CPU by default: weak): forward and backward of every encoding") {
   RotaryOptions halves, trainable;
   halves.layout = RotaryLayout::halves;
   halves.dim = 8;
   trainable.trainable = true;
-  const std::vector<PositionOptions> encodings{LearnedOptions{}, SinusoidalOptions{}, NoneOptions{},
-                                               RotaryOptions{},  halves,              trainable};
+  const std::vector<PositionOptions> encodings{
+      LearnedOptions{}, SinusoidalOptions{}, NoneOptions{}, RotaryOptions{}, halves, trainable};
   for (const PositionOptions& positions : encodings) {
     for (const NormPlacement norm : {NormPlacement::post, NormPlacement::pre}) {
       for (const bool padded : {false, true}) {
@@ -117,7 +122,8 @@ TEST_CASE("test device against the CPU in float64 (CPU by default: weak): forwar
         exact_loss.backward();
         cpu_loss.backward();
         loss.backward();
-        CHECK(max_error(loss, exact_loss) <= 4 * max_error(cpu_loss, exact_loss) + 1e-6 * largest(exact_loss));
+        CHECK(max_error(loss, exact_loss) <=
+              4 * max_error(cpu_loss, exact_loss) + 1e-6 * largest(exact_loss));
 
         const auto exact_items = exact->named_parameters(), cpu_items = on_cpu->named_parameters();
         const auto items = on_device->named_parameters();
@@ -131,7 +137,8 @@ TEST_CASE("test device against the CPU in float64 (CPU by default: weak): forwar
         for (size_t i = 0; i < items.size(); ++i) {
           INFO(items[i].key());
           REQUIRE(items[i].value().grad().device() == test_device());
-          CHECK(max_error(items[i].value().grad(), exact_items[i].value().grad()) <= 4 * noise + 1e-6 * scale);
+          CHECK(max_error(items[i].value().grad(), exact_items[i].value().grad()) <=
+                4 * noise + 1e-6 * scale);
         }
       }
     }
@@ -140,23 +147,27 @@ TEST_CASE("test device against the CPU in float64 (CPU by default: weak): forwar
 
 TEST_CASE("test device against the CPU in float64 (CPU by default: weak): updates of both optimizers") {
   const double lr = 1e-2;
-  for (const OptimizerOptions& options : {OptimizerOptions(AdamWOptions{}), OptimizerOptions(AdamOptions{})}) {
+  for (const OptimizerOptions& options :
+       {OptimizerOptions(AdamWOptions{}), OptimizerOptions(AdamOptions{})}) {
     MaskedLm exact = device_model(device_options(RotaryOptions{}), torch::kCPU, kFloat64);
     MaskedLm on_device = device_model(device_options(RotaryOptions{}), test_device(), kFloat32);
     Optimizer exact_optimizer(options, *exact), optimizer(options, *on_device);
     const auto expected = exact->parameters(), parameters = on_device->parameters();
     for (uint64_t step = 0; step < 3; ++step) {
-      // The same gradients on both sides: Adam divides by their size, so noise around zero would count in full.
+      // The same gradients on both sides: Adam divides by their size, so noise around zero would count in
+      // full.
       for (size_t i = 0; i < parameters.size(); ++i) {
         const torch::Tensor grad = random_tensor(parameters[i].sizes(), 100 * step + i);
         expected[i].mutable_grad() = grad.to(kFloat64);
         parameters[i].mutable_grad() = grad.to(test_device());
       }
-      CHECK(max_error(optimizer.grad_norm(), exact_optimizer.grad_norm()) < 1e-5 * largest(optimizer.grad_norm()));
+      CHECK(max_error(optimizer.grad_norm(), exact_optimizer.grad_norm()) <
+            1e-5 * largest(optimizer.grad_norm()));
       exact_optimizer.step(lr, 4.0);
       optimizer.step(lr, 4.0);
       for (size_t i = 0; i < parameters.size(); ++i) {
-        // One rounding of the weight for each step; 1 - 0.999^n may be off by 6e-5 in float32, its root by half of that.
+        // One rounding of the weight for each step; 1 - 0.999^n may be off by 6e-5 in float32, its root by
+        // half of that.
         const double noise = static_cast<double>(step + 1) * (largest(expected[i]) * 0x1p-24 + lr * 6e-5);
         CHECK(max_error(parameters[i], expected[i]) <= noise);
       }
@@ -164,7 +175,8 @@ TEST_CASE("test device against the CPU in float64 (CPU by default: weak): update
   }
 }
 
-TEST_CASE("test device (CPU by default: float32 fused, else the twin with itself): RoPE against plain in float64") {
+TEST_CASE(
+    "test device (CPU by default: float32 fused, else the twin with itself): RoPE against plain in float64") {
   if (test_device().is_cuda()) REQUIRE(kernels::rotary_cuda);
   struct Case {
     int64_t width, dim;
@@ -176,15 +188,18 @@ TEST_CASE("test device (CPU by default: float32 fused, else the twin with itself
           for (const bool own_rows : {false, true}) {
             CAPTURE(type, static_cast<int>(layout), c.width, c.dim, view, own_rows);
             const int64_t batch = 3, heads = 5, length = 21;
-            // As the projections leave it; contiguous; off by one value in memory, where no wide load is allowed.
+            // As the projections leave it; contiguous; off by one value in memory, where no wide load is
+            // allowed.
             torch::Tensor x = random_tensor({batch, length, heads, c.width + 1}, 1, type).to(test_device());
             x = x.narrow(3, view == 2 ? 1 : 0, c.width).transpose(1, 2);
             if (view == 0) x = x.transpose(1, 2).contiguous().transpose(1, 2);
             if (view == 1) x = x.contiguous();
-            const torch::Tensor weight = random_tensor({batch, heads, length, c.width}, 2, type).to(test_device());
+            const torch::Tensor weight =
+                random_tensor({batch, heads, length, c.width}, 2, type).to(test_device());
             const int64_t tables = own_rows ? batch : 1;
-            const torch::Tensor angles =
-                rotary_angles(500 + tables * length, c.dim).narrow(0, 500, tables * length).unflatten(0, {tables, length});
+            const torch::Tensor angles = rotary_angles(500 + tables * length, c.dim)
+                                             .narrow(0, 500, tables * length)
+                                             .unflatten(0, {tables, length});
             const torch::Tensor table = torch::stack({angles.cos(), angles.sin()}, -1).to(kFloat32);
 
             auto run = [&](const auto& apply, const torch::Tensor& in, const torch::Tensor& rows,
@@ -199,7 +214,9 @@ TEST_CASE("test device (CPU by default: float32 fused, else the twin with itself
             const auto fused = run(apply_rotary, x, table.to(test_device()), weight);
             const auto plain = run(apply_rotary_plain, x, table.to(test_device()), weight);
             // One rounding to the type, after three in float32, of values below 8.
-            const double epsilon = type == torch::kBFloat16 ? 0x1p-8 : type == torch::kFloat16 ? 0x1p-11 : 0.0;
+            const double epsilon = type == torch::kBFloat16  ? 0x1p-8
+                                   : type == torch::kFloat16 ? 0x1p-11
+                                                             : 0.0;
             const double noise = type == kFloat64 ? 4 * 8 * 0x1p-53 : 8 * epsilon + 3 * 8 * 0x1p-24;
             for (size_t i = 0; i < exact.size(); ++i) {
               CHECK(fused[i].scalar_type() == type);
@@ -215,9 +232,12 @@ TEST_CASE("test device (CPU by default: float32 fused, else the twin with itself
   }
 }
 
-TEST_CASE("test device (CPU by default: bf16 where it can, fp16 refused): autocast training lowers the loss") {
+TEST_CASE(
+    "test device (CPU by default: bf16 where it can, fp16 refused): autocast training lowers the loss") {
   for (const Precision precision : {Precision::fp32, Precision::bf16, Precision::fp16}) {
-    const std::string name = precision == Precision::fp32 ? "fp32" : precision == Precision::bf16 ? "bf16" : "fp16";
+    const std::string name = precision == Precision::fp32   ? "fp32"
+                             : precision == Precision::bf16 ? "bf16"
+                                                            : "fp16";
     CAPTURE(name);
     DeviceRun run({"trainer.precision=" + name});
     bool possible = true;

@@ -75,8 +75,8 @@ __device__ void turn(const T* x, const float* table, T* y, int first, const Rota
   }
 }
 
-/// Threads: x over the chunks of a row, y over the heads, z over tokens. Chunks and then heads lie side by side in memory
-/// where x comes from a projection, so that a warp reads without gaps.
+/// Threads: x over the chunks of a row, y over the heads, z over tokens. Chunks and then heads lie side by
+/// side in memory where x comes from a projection, so that a warp reads without gaps.
 template <int N, class T>
 __global__ void rotary_kernel(const Task<T> task) {
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.z + threadIdx.z;
@@ -88,7 +88,8 @@ __global__ void rotary_kernel(const Task<T> task) {
   for (int64_t head = threadIdx.y; head < shape.heads; head += blockDim.y) {
     const T* x = task.x + batch * shape.x_batch + head * shape.x_head + row * shape.x_row;
     T* y = task.y + batch * shape.y_batch + head * shape.y_head + row * shape.y_row;
-    for (int chunk = static_cast<int>(threadIdx.x); chunk < task.chunks; chunk += static_cast<int>(blockDim.x)) {
+    for (int chunk = static_cast<int>(threadIdx.x); chunk < task.chunks;
+         chunk += static_cast<int>(blockDim.x)) {
       if (chunk < turned) {
         turn<N>(x, table, y, chunk * N, shape);
       } else {
@@ -125,10 +126,12 @@ void launch(const at::Tensor& x, const at::Tensor& table, const at::Tensor& y, b
       .tokens = x.size(0) * x.size(2),
   };
   const Rotary& shape = task.shape;
-  const bool packed =
-      aligned(task.x, 4 * sizeof(T)) && aligned(task.y, 4 * sizeof(T)) && aligned(task.table, 4 * sizeof(float)) &&
-      (shape.dim | shape.x_batch | shape.x_head | shape.x_row | shape.y_batch | shape.y_head | shape.y_row |
-       shape.table_batch | shape.table_row) % 4 == 0;
+  const bool packed = aligned(task.x, 4 * sizeof(T)) && aligned(task.y, 4 * sizeof(T)) &&
+                      aligned(task.table, 4 * sizeof(float)) &&
+                      (shape.dim | shape.x_batch | shape.x_head | shape.x_row | shape.y_batch | shape.y_head |
+                       shape.y_row | shape.table_batch | shape.table_row) %
+                              4 ==
+                          0;
   const int64_t columns = packed ? 4 : 2;  // of one chunk
   task.chunks = static_cast<int>(shape.dim / columns + (shape.width - shape.dim + columns - 1) / columns);
 
@@ -150,16 +153,20 @@ void launch(const at::Tensor& x, const at::Tensor& table, const at::Tensor& y, b
 }  // namespace
 }  // namespace roformer::kernels
 
-extern "C" void roformer_rotary_cuda(const at::Tensor& x, const at::Tensor& table, const at::Tensor& y, bool halves,
-                                     bool inverse) {
+extern "C" void roformer_rotary_cuda(const at::Tensor& x, const at::Tensor& table, const at::Tensor& y,
+                                     bool halves, bool inverse) {
   using roformer::kernels::launch;
   if (x.numel() == 0) return;
   const c10::cuda::CUDAGuard guard(x.device());
   switch (x.scalar_type()) {
-    case at::kFloat: return launch<float>(x, table, y, halves, inverse);
-    case at::kHalf: return launch<c10::Half>(x, table, y, halves, inverse);
-    case at::kBFloat16: return launch<c10::BFloat16>(x, table, y, halves, inverse);
-    default: TORCH_CHECK(false, "rotary on CUDA: float32, float16 or bfloat16 expected, got ", x.scalar_type());
+    case at::kFloat:
+      return launch<float>(x, table, y, halves, inverse);
+    case at::kHalf:
+      return launch<c10::Half>(x, table, y, halves, inverse);
+    case at::kBFloat16:
+      return launch<c10::BFloat16>(x, table, y, halves, inverse);
+    default:
+      TORCH_CHECK(false, "rotary on CUDA: float32, float16 or bfloat16 expected, got ", x.scalar_type());
   }
 }
 
