@@ -35,7 +35,7 @@ int run_command(int argc, char** argv) {
   auto add_sets = [&](CLI::App* command) {
     command->add_option("--set", sets, "change an option: --set trainer.steps=200 (repeats)")->allow_extra_args(false);
     command->add_option("--device", device, "auto, cpu, cuda or cuda:N (trainer.device)");
-    command->add_option("--threads", threads, "CPU threads (trainer.threads)")->check(CLI::PositiveNumber);
+    command->add_option("--threads", threads, "CPU threads (trainer.threads)")->check(CLI::Range(1, 1024));
     command->add_flag("--quiet", quiet, "only warnings and errors");
   };
 
@@ -52,7 +52,7 @@ int run_command(int argc, char** argv) {
   CLI::App* ablate = app.add_subcommand("ablate", "train all arms x seeds of a file, side by side; rerun to go on");
   ablate->add_option("config", config, "YAML file with 'arms'")->required();
   ablate->add_option("--run", run, "folder of the runs (default: runs/<config name>)");
-  ablate->add_option("--jobs", jobs, "runs side by side (default: one per core)")->check(CLI::PositiveNumber);
+  ablate->add_option("--jobs", jobs, "runs side by side (default: one per core)")->check(CLI::Range(1, 1024));
   add_sets(ablate);
 
   CLI::App* plot = app.add_subcommand("plot", "one picture of several runs");

@@ -28,7 +28,7 @@ void fields(V& v, MaskingOptions& o) {
   v("span", o.span,
     "1: each token by itself; more: runs of tokens, with lengths up to 2 * span, short ones more often "
     "(5 = SpanBERT, 3.8 on average)",
-    at_least(1));
+    within(1, 1024));
 }
 void validate(const MaskingOptions& options);
 

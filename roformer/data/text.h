@@ -54,7 +54,7 @@ void fields(V& v, DataOptions& o) {
     "evaluate",
     within(0.0, 0.9));
   v("split_seed", o.split_seed, "another number holds out other documents", at_least(0));
-  v("length", o.length, "tokens in a sequence, special tokens included", at_least(3));
+  v("length", o.length, "tokens in a sequence, special tokens included", within(3, 1 << 20));
   v("packing", o.packing,
     "how text fills a sequence. windows: cut anywhere, no special tokens; documents: paragraphs as [CLS] "
     "text "

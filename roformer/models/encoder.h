@@ -27,10 +27,10 @@ struct EncoderOptions {
 };
 template <class V>
 void fields(V& v, EncoderOptions& o) {
-  v("dim", o.dim, "width of the model", at_least(1));
-  v("layers", o.layers, "number of blocks", at_least(1));
-  v("heads", o.heads, "attention heads; must divide dim", at_least(1));
-  v("ffn", o.ffn, "hidden width of the feed-forward network", at_least(1));
+  v("dim", o.dim, "width of the model", within(1, 65536));
+  v("layers", o.layers, "number of blocks", within(1, 1024));
+  v("heads", o.heads, "attention heads; must divide dim", within(1, 1024));
+  v("ffn", o.ffn, "hidden width of the feed-forward network", within(1, 1 << 20));
   v("dropout", o.dropout, "on embeddings and on the output of attention and feed-forward", within(0.0, 0.99));
   v("attention_dropout", o.attention_dropout, "on attention weights; null = as dropout", within(0.0, 0.99));
   v("activation", o.activation, "of the feed-forward network and the MLM head");

@@ -107,7 +107,7 @@ struct LearnedOptions {
 };
 template <class V>
 void fields(V& v, LearnedOptions& o) {
-  v("max_length", o.max_length, "rows of the table: no longer sequence can be read", at_least(1));
+  v("max_length", o.max_length, "rows of the table: no longer sequence can be read", within(1, 1 << 22));
   v("init_std", o.init_std, "standard deviation of the initial table", at_least(0.0));
 }
 
@@ -130,7 +130,7 @@ template <class V>
 void fields(V& v, SinusoidalOptions& o) {
   v("layout", o.layout, "columns: sin and cos in turn (interleaved) or all sines, then all cosines (halves)");
   v("base", o.base, "wavelengths grow from 2 pi to 2 pi times this", above(1.0));
-  v("offset", o.offset, "position of the first token", at_least(0));
+  v("offset", o.offset, "position of the first token", within(0, 1 << 22));
   v("scale", o.scale, "factor of the table; 1 drowns token vectors drawn with a deviation of 0.02");
 }
 

@@ -36,9 +36,9 @@ struct TrainerOptions {
 };
 template <class V>
 void fields(V& v, TrainerOptions& o) {
-  v("steps", o.steps, "total updates", at_least(1));
-  v("batch", o.batch, "sequences of one micro-batch; an update reads batch x accumulate", at_least(1));
-  v("accumulate", o.accumulate, "micro-batches of one update", at_least(1));
+  v("steps", o.steps, "total updates", within(1, 1e9));
+  v("batch", o.batch, "sequences of one micro-batch; an update reads batch x accumulate", within(1, 65536));
+  v("accumulate", o.accumulate, "micro-batches of one update", within(1, 65536));
   v("clip", o.clip, "largest L2 norm of the gradient, after unscaling; 0 = no clipping", at_least(0.0));
   v("optimizer", o.optimizer, "how weights follow gradients");
   v("schedule", o.schedule, "learning rate over the updates");
@@ -53,7 +53,7 @@ void fields(V& v, TrainerOptions& o) {
   v("patience", o.patience, "stop after so many evaluations without a new best; 0 = never", at_least(0));
   v("seed", o.seed, "of initial weights, data order, masks and dropout", at_least(0));
   v("device", o.device, "auto, cpu, cuda or cuda:N");
-  v("threads", o.threads, "CPU threads; 0 = one per core", at_least(0));
+  v("threads", o.threads, "CPU threads; 0 = one per core", within(0, 1024));
 }
 void validate(const TrainerOptions& options);
 

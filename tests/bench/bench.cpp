@@ -1,6 +1,6 @@
-// This project's side of the benchmark and of the checks against Python packages. Reads one JSON request per line and
-// answers each with one line: {"do": "rope", "count": 10} -> {"cpu": s, "wall": s}. peer.py answers the same requests;
-// bench.py asks both in turn.
+// This project's side of the benchmark and of the checks against Python packages. Reads one JSON request per
+// line and answers each with one line: {"do": "rope", "count": 10} -> {"cpu": s, "wall": s}. peer.py answers
+// the same requests; bench.py asks both in turn.
 
 #include <time.h>
 

@@ -126,8 +126,10 @@ class Bench:
             ("gemm", {"size": 1024}, 2 * 1024**3 / 1e9),
         ):
             blocks = [ours.ask(name, count=3, **request) for _ in range(12)][2:]
-            rates = {clock: statistics.median(3 * amount / block[clock] for block in blocks) for clock in ("cpu", "wall")}
-            self.rates.append({"name": name, "threads": threads, "matmul": matmul, **rates})
+            rate = {"name": name, "threads": threads, "matmul": matmul}
+            for clock in ("cpu", "wall"):
+                rate[clock] = statistics.median(3 * amount / block[clock] for block in blocks)
+            self.rates.append(rate)
         ours.close()
 
 
@@ -136,8 +138,8 @@ RATES = {"memcpy": "memcpy of 64 MiB, GB/s copied", "gemm": "product 1024 x 1024
 
 def markdown(bench):
     if bench.rows:
-        print("| what | threads | float32 products | clock | ours, ms | peer, ms | peer / ours | 95 % interval | target |")
-        print("|---|---|---|---|---|---|---|---|---|")
+        columns = "what threads float32_products clock ours,_ms peer,_ms peer_/_ours 95_%_interval target".split()
+        print("| " + " | ".join(columns).replace("_", " ") + " |\n" + "|---" * len(columns) + "|")
     for row in bench.rows:
         low, high = row["interval"]
         target = f"≥ {row['target']}" if row["target"] else ""

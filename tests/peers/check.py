@@ -126,7 +126,8 @@ class SameWeightsSameLoss(unittest.TestCase):
     """A model made and saved by transformers, read here."""
 
     def compare(self, family, padded):
-        model = {**SMALL, "family": family, "dim": 64, "layers": 3, "ffn": 128, "vocab": 500, "max_length": 64, "lr": 1e-3}
+        smaller = {"dim": 64, "layers": 3, "ffn": 128, "vocab": 500, "max_length": 64, "lr": 1e-3}
+        model = {**SMALL, **smaller, "family": family}
         sides = open_sides(BUILD)
         with tempfile.TemporaryDirectory() as folder:
             batches = os.path.join(folder, "batches.safetensors")
@@ -163,10 +164,12 @@ def main():
     global BUILD
     if len(sys.argv) > 1:
         BUILD = os.path.abspath(sys.argv[1])
-    result = unittest.TextTestRunner(verbosity=2).run(unittest.defaultTestLoader.loadTestsFromModule(sys.modules[__name__]))
-    # A class whose set-up fails counts as one failure.
-    failed = len(result.failures) + len(result.errors)
-    passed = result.testsRun - len({test for test, _ in result.failures + result.errors if isinstance(test, unittest.TestCase)})
+    tests = unittest.defaultTestLoader.loadTestsFromModule(sys.modules[__name__])
+    result = unittest.TextTestRunner(verbosity=2).run(tests)
+    # A class whose set-up fails counts as one failure; its tests are then not among those run.
+    failures = [test for test, _ in result.failures + result.errors]
+    failed = len(failures)
+    passed = result.testsRun - len({test for test in failures if isinstance(test, unittest.TestCase)})
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or passed == 0 else 0
 

@@ -2,4 +2,5 @@
 # Checks against the Python packages: run.sh [folder of the build, default build/release].
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-exec env HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive build/peers/bin/python tests/peers/check.py "${1:-build/release}"
+export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+exec build/peers/bin/python tests/peers/check.py "${1:-build/release}"

@@ -20,7 +20,8 @@ flock 9  # one set-up at a time
 trap 'rm -rf "$scratch"' EXIT
 trap 'exit 130' INT TERM
 
-torch=$(realpath "build/third_party/libtorch-$TORCH_VERSION/torch" 2>/dev/null) || stop 2 "no LibTorch yet; run 'make setup'"
+torch=$(realpath "build/third_party/libtorch-$TORCH_VERSION/torch" 2>/dev/null) ||
+  stop 2 "no LibTorch yet; run 'make setup'"
 [ -f "$torch/__init__.py" ] ||
   stop 2 "the LibTorch in $torch has no Python part; the peers need the one that 'make setup' installs"
 
