@@ -70,6 +70,11 @@ int run_command(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const std::string first = argc > 1 ? argv[1] : "-";
+    if (!first.starts_with("-") && app.get_subcommands().empty()) {
+      std::cerr << "roformer: unknown command '" << first << "'; see 'roformer --help'\n";
+      return 2;
+    }
     std::cerr << "roformer: " << error.what() << "; see 'roformer --help'\n";
     return 2;
   }
@@ -91,14 +96,23 @@ int main(int argc, char** argv) {
   tune_allocator();
   roformer::catch_interrupts();
   try {
-    return run_command(argc, argv);
+    const int status = run_command(argc, argv);
+    std::cout.flush();
+    if (!std::cout) roformer::fail("cannot write to standard output: the results are incomplete");
+    return status;
   } catch (const roformer::Interrupted&) {
     return roformer::interrupted_status;
   } catch (const roformer::Error& error) {
     roformer::log::error("{}", error.what());
     return 2;
   } catch (const c10::Error& error) {
-    roformer::log::error("mistake in the program: {}", error.what_without_backtrace());
+    const std::string message = error.what_without_backtrace();
+    if (message.find("DefaultCPUAllocator") != std::string::npos || message.find("out of memory") != std::string::npos) {
+      roformer::log::error("not enough memory for this model and batch; lower model.dim, model.layers, trainer.batch or "
+                           "data.length");
+      return 2;
+    }
+    roformer::log::error("mistake in the program: {}", message);
   } catch (const std::exception& error) {
     roformer::log::error("mistake in the program: {}", error.what());
   }

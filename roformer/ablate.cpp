@@ -56,6 +56,11 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
   }
   std::vector<int64_t> seeds = base.seeds;
   if (seeds.empty()) seeds.push_back(base.trainer.seed);
+  for (size_t i = 1; i < seeds.size(); ++i) {
+    if (std::find(seeds.begin(), seeds.begin() + static_cast<int64_t>(i), seeds[i]) != seeds.begin() + static_cast<int64_t>(i)) {
+      fail("{}: seed {} is given twice", request.config.string(), seeds[i]);
+    }
+  }
   std::vector<ArmRun> runs;
   for (const int64_t seed : seeds) {
     for (const auto& [arm, overrides] : base.arms.entries) {
@@ -72,6 +77,7 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
       run.seed = seed;
       run.folder = folder / run.name();
       read(node, run.options);
+      check_inputs(run.options);
       run.options.trainer.seed = seed;
       run.options.arms = {};
       run.options.seeds.clear();

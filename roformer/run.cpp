@@ -87,7 +87,28 @@ void plot_curve(const std::filesystem::path& folder) {
   if (!figure.curves.empty()) plot(figure, folder / "curve");
 }
 
+/// A path of the configuration that does not exist, said by the option's name.
+void check_text(const char* option, const std::vector<std::filesystem::path>& paths) {
+  if (paths.empty()) return;
+  try {
+    list_text_files(paths);
+  } catch (const Error& error) {
+    fail("{}: {}", option, error.what());
+  }
+}
+
 }  // namespace
+
+void check_inputs(const RunOptions& run) {
+  check_text("data.train", run.data.train);
+  check_text("data.valid", run.data.valid);
+  if (run.model.init_from.empty()) return;
+  try {
+    load_checkpoint_state(find_checkpoint(run.model.init_from));
+  } catch (const Error& error) {
+    fail("model.init_from: {}", error.what());
+  }
+}
 
 void validate(const RunOptions& options) {
   for (const PositionOptions& positions : options.model.positions) {
@@ -109,7 +130,6 @@ RunOptions load_run(const std::filesystem::path& config, const std::vector<std::
 }
 
 std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const std::filesystem::path& cache) {
-  require_precision(run.trainer.precision, world.device);
   set_matmul_precision(run.trainer.matmul_precision, world.device);
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
   std::optional<log::Progress> progress;
@@ -149,8 +169,9 @@ int train(const TrainRequest& request) {
     fail("{}: holds a run already; add --resume to go on with it, or choose another folder with --run",
          folder.string());
   }
-  if (!run.model.init_from.empty()) load_checkpoint_state(find_checkpoint(run.model.init_from));  // or an Error, now
+  check_inputs(run);
   const World world = World::open(run.trainer.device, run.trainer.threads);
+  require_precision(run.trainer.precision, world.device);
   std::error_code problem;
   std::filesystem::create_directories(folder, problem);
   if (problem) fail("{}: cannot be created: {}", folder.string(), problem.message());
@@ -198,6 +219,7 @@ int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::st
   const std::filesystem::path folder = checkpoint.parent_path().parent_path();
   const RunOptions run = load_run_folder(folder, sets);
   const World world = World::open(run.trainer.device, run.trainer.threads);
+  require_precision(run.trainer.precision, world.device);
   const std::unique_ptr<Task> task = make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
   const Checkpoint stored = load_checkpoint(checkpoint);
   const LoadReport report = load_weights(task->model(), stored.tensors, "model.");

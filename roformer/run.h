@@ -55,6 +55,9 @@ void validate(const RunOptions& options);
 /// Reads, merges and checks a configuration: whatever is wrong in it is found here, before data or model.
 RunOptions load_run(const std::filesystem::path& config, const std::vector<std::string>& sets = {});
 
+/// The files that a run names are there; an Error that names the option otherwise. Before anything is made.
+void check_inputs(const RunOptions& run);
+
 /// Tokenizer, data and model of a run, the model on `world`'s device, initialised from trainer.seed. `cache` receives
 /// the tokenised corpus.
 std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const std::filesystem::path& cache);

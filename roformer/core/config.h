@@ -250,9 +250,19 @@ void read_any(const ConfigNode& node, T& out, const std::string& path, Constrain
       read_any(node, *out, path, constraints);
     }
   } else if constexpr (is_vector<T>) {
-    out.clear();
+    const T defaults = std::exchange(out, {});
     auto add = [&](const ConfigNode& item, const std::string& item_path) {
       typename T::value_type value{};
+      if constexpr (is_variant<typename T::value_type>) {
+        if (item.kind == ConfigNode::Kind::map && !item.find("type")) {
+          // As for a single variant: without `type` the default stays.
+          if (node.kind == ConfigNode::Kind::sequence || defaults.size() != 1) {
+            fail_at(item.mark, "'{}' needs a 'type': one of {}", item_path,
+                    join_names(names_of_variant((typename T::value_type*)nullptr)));
+          }
+          value = defaults.front();
+        }
+      }
       read_any(item, value, item_path, constraints);
       out.push_back(std::move(value));
     };

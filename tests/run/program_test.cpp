@@ -172,7 +172,14 @@ TEST_CASE_METHOD(ProgramFixture, "the user's mistakes: one line, exit 2, nothing
       {{"train", config, "--run", out, "--set", "model.positions.dim=3"}, "even"},
       {{"train", config, "--run", out, "--set", "model.positions={type: learned, max_length: 16}"}, "16"},
       {{"train", config, "--run", out, "--set", "trainer.steps"}, "trainer.steps"},
-      {{"train", config, "--run", out, "--set", "data.train=" + path("absent.txt")}, "absent.txt"},
+      {{"train", config, "--run", out, "--set", "data.train=" + path("absent.txt")}, "data.train: "},
+      {{"train", config, "--run", out, "--set", "model.positions.dim=3"}, "even"},
+      {{"train", config, "--run", out, "--set", "model.positions=[{base: 500}]"}, "needs a 'type'"},
+      {{"train", config, "--run", out, "--set", "task.span=9223372036854775807"}, "task.span"},
+      {{"train", config, "--run", out, "--threads", "99999999999999999999"}, "threads"},
+      {{"train", config, "--run", out, "--set", "model.init_from=" + path("absent")}, "model.init_from: "},
+      {{"bogus"}, "unknown command 'bogus'"},
+      {{"ablate", path("ablate.yaml"), "--run", out, "--set", "seeds=[1, 1]"}, "seed 1 is given twice"},
       {{"train", config, "--run", out, "--set", "data.train=" + path("empty.txt")}, "empty.txt"},
       {{"train", config, "--run", out, "--set", "data.train=" + path("short.txt")}, "short"},
       {{"train", config, "--run", out, "--set", "data.train=${ROFORMER_NO_SUCH}"}, "ROFORMER_NO_SUCH"},
@@ -255,4 +262,11 @@ TEST_CASE("the small Figure 3 (left): at update 400 RoFormer is far below BERT o
   const double rotary = MetricsLog::read(folder / "runs/roformer-seed1/metrics.jsonl").back()["loss"];
   const double learned = MetricsLog::read(folder / "runs/bert-seed1/metrics.jsonl").back()["loss"];
   CHECK(rotary < learned - 0.5);
+}
+
+TEST_CASE("positions without a type keep the default one") {
+  ProgramFixture fixture;
+  const RunOptions run = load_run(fixture.folder / "run.yaml", {"model={dim: 8, heads: 2, positions: {base: 500}}"});
+  REQUIRE(run.model.positions.size() == 1);
+  CHECK(std::get<RotaryOptions>(run.model.positions[0]).base == 500.0);
 }
