@@ -130,6 +130,7 @@ RunOptions load_run(const std::filesystem::path& config, const std::vector<std::
 }
 
 std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const std::filesystem::path& cache) {
+  require_precision(run.trainer.precision, world.device);
   set_matmul_precision(run.trainer.matmul_precision, world.device);
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
   std::optional<log::Progress> progress;
@@ -171,7 +172,7 @@ int train(const TrainRequest& request) {
   }
   check_inputs(run);
   const World world = World::open(run.trainer.device, run.trainer.threads);
-  require_precision(run.trainer.precision, world.device);
+  require_precision(run.trainer.precision, world.device);  // before a folder is made
   std::error_code problem;
   std::filesystem::create_directories(folder, problem);
   if (problem) fail("{}: cannot be created: {}", folder.string(), problem.message());
@@ -219,7 +220,6 @@ int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::st
   const std::filesystem::path folder = checkpoint.parent_path().parent_path();
   const RunOptions run = load_run_folder(folder, sets);
   const World world = World::open(run.trainer.device, run.trainer.threads);
-  require_precision(run.trainer.precision, world.device);
   const std::unique_ptr<Task> task = make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
   const Checkpoint stored = load_checkpoint(checkpoint);
   const LoadReport report = load_weights(task->model(), stored.tensors, "model.");

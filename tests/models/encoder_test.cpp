@@ -65,6 +65,16 @@ class CountingEncoding : public PositionEncodingImpl {
   std::vector<void*> buffers;
 };
 
+/// Fills a table of its own.
+class TableEncoding : public PositionEncodingImpl {
+ public:
+  TableEncoding() : table(register_module("table", torch::nn::Embedding(4, 16))) {
+    torch::NoGradGuard no_grad;
+    table->weight.fill_(7.0);
+  }
+  torch::nn::Embedding table;
+};
+
 }  // namespace
 
 TEST_CASE("encoder: names of the parameters") {
@@ -228,6 +238,13 @@ TEST_CASE("encoder: an encoding from outside is asked once per pass, or once per
   // Positions are made once for a length.
   REQUIRE(std::set<void*>(counts.buffers.begin(), counts.buffers.end()).size() == 1);
   REQUIRE_THROWS_WITH(encoder(encoder_tokens(1, 10)), Catch::Contains("'counting' positions can place (9)"));
+}
+
+TEST_CASE("encoder: an encoding's own initial weights stay") {
+  PositionEncoding encoding = new_encoding<TableEncoding>();
+  Encoder encoder(encoder_options(), encoding);
+  const torch::Tensor table = encoder->named_parameters()["positions.table.weight"];
+  REQUIRE(torch::equal(table, torch::full_like(table, 7.0)));
 }
 
 TEST_CASE("encoder: half precision") {
