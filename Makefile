@@ -7,7 +7,7 @@ export LIBTORCH CUDA
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup build test quickstart bench peers test-peers format clean install
+.PHONY: help setup models build test quickstart bench peers test-peers format clean install
 
 help:  ## this list
 	@echo 'roformer: start with `make quickstart`. Targets:'
@@ -16,6 +16,9 @@ help:  ## this list
 
 setup:  ## install what is missing: Debian packages (as root), LibTorch and a text, both below build/
 	@cmake/setup.sh
+
+models:  ## fetch a small published BERT and jieba's dictionary into build/models (100 MB)
+	@cmake/setup.sh models
 
 build:  ## set up and build; the program is build/roformer
 	@cmake/setup.sh build
@@ -48,7 +51,7 @@ format:  ## clang-format the sources
 	@find roformer apps tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' | xargs clang-format -i
 
 clean:  ## remove what was built; what was downloaded stays
-	@find build -mindepth 1 -maxdepth 1 ! -name third_party ! -name data ! -name peers -exec rm -rf {} + 2> /dev/null || true
+	@find build -mindepth 1 -maxdepth 1 ! -name third_party ! -name data ! -name models ! -name peers -exec rm -rf {} + 2> /dev/null || true
 
 install: build  ## install program, libraries, headers and CMake package below PREFIX
 	@cmake --install build/$(PRESET) --prefix $(PREFIX) > build/install.log || { cat build/install.log; exit 1; }

@@ -20,6 +20,14 @@ void tune_allocator() {
   mallopt(M_TOP_PAD, 64 << 20);
 }
 
+/// Names of an enum, for arguments.
+template <class E>
+std::map<std::string, E> choices() {
+  std::map<std::string, E> names;
+  for (const auto& [value, name] : enum_names(E{})) names.emplace(name, value);
+  return names;
+}
+
 int run_command(int argc, char** argv) {
   CLI::App app{"Rotary position embedding experiments: train, compare and look at BERT, RoFormer and their kin.\n"
                "Start with: roformer ablate configs/quickstart.yaml"};
@@ -55,6 +63,67 @@ int run_command(int argc, char** argv) {
   ablate->add_option("--jobs", jobs, "runs side by side (default: one per core)")->check(CLI::Range(1, 1024));
   add_sets(ablate);
 
+  CLI::App* predict = app.add_subcommand(
+      "predict", "label a GLUE task's test files for the server, or your own TSV, with a fine-tuned run");
+  roformer::PredictRequest prediction;
+  predict->add_option("run", prediction.run, "run folder, or a checkpoint file in one")->required();
+  predict->add_option("out", prediction.out, "folder for submission files; with --input a TSV file")->required();
+  predict->add_option("--input", prediction.input, "your own TSV with a header line; its rows get a column 'prediction'");
+  predict->add_option("--text", prediction.columns.text, "column with the text (default: text, or text_a and text_b)");
+  predict->add_option("--text-pair", prediction.columns.text_pair, "column with the second text");
+  predict->add_option("--data", prediction.data, "folder with the test files (default: the run's)");
+  predict->add_flag("--diagnostic", prediction.diagnostic, "the diagnostic set AX, by a run on MNLI");
+  add_sets(predict);
+
+  CLI::App* tokenize = app.add_subcommand("tokenize", "text in, token ids out, line by line");
+  roformer::TokenizeRequest tokens;
+  tokenize->add_option("tokenizer", tokens.tokenizer, "Hugging Face folder, run, or YAML with a 'tokenizer:' block")->required();
+  tokenize->add_option("input", tokens.input, "text file (default: standard input)");
+  tokenize->add_flag("--tokens", tokens.tokens, "print tokens instead of ids");
+  tokenize->add_flag("--jsonl", tokens.jsonl,
+                     "objects with text (text_pair, max_length) in, the same with ids, tokens, token_type_ids out");
+  tokenize->add_flag("!--no-special", tokens.special, "no [CLS] and [SEP]");
+  tokenize->add_option("--max-length", tokens.max_length, "cut to so many tokens; 0 = never")->check(CLI::Range(0, 1 << 20));
+  tokenize->add_option("--threads", tokens.threads, "threads")->check(CLI::Range(1, 1024));
+
+  CLI::App* train_tokenizer = app.add_subcommand("train-tokenizer", "a vocabulary or SentencePiece model from text");
+  roformer::TokenizerTrainingOptions vocabulary;
+  train_tokenizer->add_option("kind", vocabulary.kind, "wordpiece, bpe or unigram")
+      ->required()
+      ->transform(CLI::CheckedTransformer(choices<roformer::TrainedTokenizer>()));
+  train_tokenizer->add_option("output", vocabulary.output, "vocab.txt to write (wordpiece), or the .model file")->required();
+  train_tokenizer->add_option("input", vocabulary.input, "text files or folders")->required();
+  train_tokenizer->add_option("--vocab-size", vocabulary.vocab_size, "tokens, special ones included")
+      ->capture_default_str()
+      ->check(CLI::Range(6, 1000000));
+  train_tokenizer->add_option("--memory", vocabulary.memory, "MiB of text to keep; of more text, less is used")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
+  train_tokenizer->add_flag("!--cased", vocabulary.lowercase, "keep upper case");
+
+  CLI::App* encode = app.add_subcommand("encode", "a model's states for texts or token ids, as safetensors");
+  roformer::EncodeRequest features;
+  encode->add_option("model", features.model, "run or Hugging Face folder")->required();
+  encode->add_option("input", features.input,
+                     "lines of text; .jsonl: text and text_pair; .safetensors: int64 input_ids, attention_mask, "
+                     "token_type_ids of [B, L]")->required();
+  encode->add_option("output", features.output, "the .safetensors file to write")->required();
+  encode->add_flag("--states-only", features.states_only, "no pooler_output, no logits");
+  encode->add_option("--max-length", features.max_length, "cut texts to so many tokens")->capture_default_str()->check(CLI::Range(4, 1 << 20));
+  encode->add_option("--device", features.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  encode->add_option("--threads", features.threads, "CPU threads")->check(CLI::Range(1, 1024));
+
+  CLI::App* convert = app.add_subcommand("convert", "write a run or folder as a Hugging Face folder");
+  std::string source, target;
+  convert->add_option("model", source, "run or Hugging Face folder")->required();
+  convert->add_option("folder", target, "new folder")->required();
+
+  CLI::App* report = app.add_subcommand("report", "a table of the paper with our rows beside the published ones");
+  std::string paper_table;
+  report->add_option("table", paper_table, "table2")->required()->check(CLI::IsMember({"table2"}));
+  report->add_option("folders", runs, "folders of `ablate` on GLUE tasks");
+  report->add_option("--out", stem, "also write <out>.md and <out>.json");
+
   CLI::App* plot = app.add_subcommand("plot", "one picture of several runs");
   plot->add_option("runs", runs, "run folders")->required();
   plot->add_option("--metric", metric, "what to draw (loss, accuracy)")->capture_default_str();
@@ -85,6 +154,15 @@ int run_command(int argc, char** argv) {
   if (*train) return roformer::train({config, sets, run, resume});
   if (*eval) return roformer::evaluate(run, sets, std::cout);
   if (*ablate) return roformer::ablate({config, sets, run, jobs}, std::cout);
+  if (*predict) {
+    prediction.sets = sets;
+    return roformer::predict(prediction, std::cout);
+  }
+  if (*tokenize) return roformer::tokenize(tokens, std::cout);
+  if (*train_tokenizer) return roformer::train_tokenizer(vocabulary, std::cout);
+  if (*encode) return roformer::encode(features, std::cout);
+  if (*convert) return roformer::convert(source, target, std::cout);
+  if (*report) return roformer::report_table2(runs, report->count("--out") ? stem : "", std::cout);
   if (*plot) return roformer::plot_runs(runs, metric, stem, std::cout);
   if (*options) return roformer::print_options(option, std::cout);
   return roformer::print_info(run, std::cout);

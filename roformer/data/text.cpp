@@ -129,10 +129,6 @@ Packing resolve(Packing packing, const Tokenizer& tokenizer) {
   return tokenizer.needs_text() ? Packing::documents : Packing::windows;
 }
 
-void validate(const DataOptions& options) {
-  if (options.train.empty()) fail("train must name a file or a folder");
-}
-
 size_t cut_point(std::string_view text, size_t at) {
   const size_t lowest = at > 4096 ? at - 4096 : 0;
   for (size_t i = at; i > lowest; --i) {

@@ -64,7 +64,6 @@ void fields(V& v, DataOptions& o) {
     at_least(1));
   v("cache", o.cache, "folder for the tokenised text, may be shared by runs; default: cache/ in the run folder");
 }
-void validate(const DataOptions& options);
 
 /// Where to cut `text` (longer than `at` bytes): behind the last white space of the 4 KiB before `at`, else
 /// between two characters, at most 3 bytes before `at`.

@@ -1,25 +1,41 @@
 #include "roformer/hf/names.h"
 
-#include <fmt/ranges.h>
-
 #include <array>
 
 #include "roformer/core/error.h"
+#include "roformer/hf/folder.h"
 
 namespace roformer {
 namespace {
 
 using NamePair = std::pair<std::string_view, std::string_view>;
 
-/// Modules outside the blocks. Prefixes end in a dot where a parameter name follows.
-constexpr std::array<NamePair, 7> outer_names{{
+/// Modules of the encoder outside the blocks, and the pooler. Prefixes end in a dot where a parameter name
+/// follows.
+constexpr std::array<NamePair, 6> outer_names{{
     {"encoder.token.", "embeddings.word_embeddings."},
     {"encoder.segment.", "embeddings.token_type_embeddings."},
     {"encoder.norm.", "embeddings.LayerNorm."},
+    {"encoder.project.", "embeddings_project."},
     {"encoder.positions.table", "embeddings.position_embeddings.weight"},
+    {"pooler.", "pooler.dense."},
+}};
+
+constexpr std::array<NamePair, 4> mlm_names{{
     {"head.dense.", "cls.predictions.transform.dense."},
     {"head.norm.", "cls.predictions.transform.LayerNorm."},
     {"head.bias", "cls.predictions.bias"},
+    {"head.decoder", "cls.predictions.decoder.weight"},
+}};
+
+/// BERT's classifier begins with the pooler of its encoder.
+constexpr std::array<NamePair, 2> bert_classifier_names{{
+    {"head.dense.", "bert.pooler.dense."},
+    {"head.output.", "classifier."},
+}};
+constexpr std::array<NamePair, 2> roformer_classifier_names{{
+    {"head.dense.", "classifier.dense."},
+    {"head.output.", "classifier.out_proj."},
 }};
 
 /// Modules of one block, after "encoder.layers.N." and "encoder.layer.N.".
@@ -48,7 +64,12 @@ constexpr std::string_view prefix_of(HfFamily family) {
 
 }  // namespace
 
-std::string hf_name(std::string_view ours, HfFamily family) {
+std::string hf_name(std::string_view ours, HfFamily family, HeadType head) {
+  if (ours.substr(0, 5) == "head.") {
+    if (head == HeadType::mlm) return replace_prefix(ours, mlm_names);
+    return family == HfFamily::bert ? replace_prefix(ours, bert_classifier_names)
+                                    : replace_prefix(ours, roformer_classifier_names);
+  }
   constexpr std::string_view layers = "encoder.layers.";
   std::string name;
   if (ours.substr(0, layers.size()) == layers) {
@@ -59,8 +80,7 @@ std::string hf_name(std::string_view ours, HfFamily family) {
   } else {
     name = replace_prefix(ours, outer_names);
   }
-  const bool in_encoder = name.rfind("cls.", 0) != 0;
-  return name.empty() || !in_encoder ? name : std::string(prefix_of(family)).append(name);
+  return name.empty() ? name : std::string(prefix_of(family)).append(name);
 }
 
 HfFamily hf_family(const SafetensorsFile& file) {
@@ -71,27 +91,17 @@ HfFamily hf_family(const SafetensorsFile& file) {
 }
 
 void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file) {
-  const HfFamily family = hf_family(file);
-  std::map<std::string_view, const SafetensorsEntry*> stored;
-  for (const SafetensorsEntry& entry : file.entries()) stored[entry.name] = &entry;
-
-  std::vector<std::string> problems;
-  std::vector<std::pair<torch::Tensor, std::string>> found;
-  for (const auto& parameter : model.named_parameters()) {
-    const std::string name = hf_name(parameter.key(), family);
-    const auto entry = stored.find(name);
-    if (name.empty() || entry == stored.end()) {
-      problems.push_back(fmt::format("'{}' is missing", name.empty() ? parameter.key() : name));
-    } else if (parameter.value().sizes() != torch::IntArrayRef(entry->second->shape)) {
-      problems.push_back(fmt::format("'{}' is [{}], not [{}]", name, fmt::join(entry->second->shape, ", "),
-                                     fmt::join(parameter.value().sizes(), ", ")));
-    } else {
-      found.emplace_back(parameter.value(), name);
-    }
+  HfFolder folder;
+  folder.path = "the file of weights";
+  folder.family = hf_family(file);
+  folder.head = HeadType::mlm;
+  folder.encoder = model.encoder->options();  // no config.json says otherwise
+  for (const SafetensorsEntry& entry : file.entries()) {
+    folder.weights.emplace(entry.name, HfTensor{entry.dtype, entry.shape, entry.name,
+                                                [file, name = entry.name] { return file.tensor(name); }});
   }
-  if (!problems.empty()) fail("the weights do not fit the model: {}", fmt::join(problems, "; "));
-  torch::NoGradGuard no_grad;
-  for (auto& [parameter, name] : found) parameter.copy_(file.tensor(name));
+  const HfReport report = load_hf(model, folder);
+  if (!report.fresh.empty()) fail("the file of weights has no head of a masked language model");
 }
 
 }  // namespace roformer

@@ -4,25 +4,26 @@
 #include <string_view>
 
 #include "roformer/hf/safetensors.h"
-#include "roformer/models/heads.h"
+#include "roformer/models/pretrained.h"
 
-// Names of the tensors in Hugging Face's BertForMaskedLM and RoFormerForMaskedLM
+// Names of the tensors in Hugging Face's Bert and RoFormer models, bare, with MLM head or with classifier
 // (transformers: models/bert/modeling_bert.py, models/roformer/modeling_roformer.py).
 
 namespace roformer {
 
 enum class HfFamily { bert, roformer };
 
-/// The Hugging Face name of a parameter of MaskedLm: "encoder.layers.0.ffn.up.weight" ->
-/// "bert.encoder.layer.0.intermediate.dense.weight". Empty where that family has none (a trainable theta).
-std::string hf_name(std::string_view ours, HfFamily family);
+/// The Hugging Face name of a parameter of MaskedLm, SequenceClassifier or Pretrained, whose `head` says what
+/// "head." is: "encoder.layers.0.ffn.up.weight" -> "bert.encoder.layer.0.intermediate.dense.weight". Empty
+/// where that family has none (a trainable theta).
+std::string hf_name(std::string_view ours, HfFamily family, HeadType head = HeadType::mlm);
 
 /// The family whose encoder the file holds, by the prefix of its names; Error when there is none.
 HfFamily hf_family(const SafetensorsFile& file);
 
-/// Copies the weights of a masked language model into `model`, widened or narrowed to its dtype. Error that
-/// lists every missing and wrongly shaped tensor; the model is then unchanged. The file may hold more: the
-/// tied decoder, RoFormer's fixed table of sines, a pooler.
+/// For a file without config.json: copies the weights of a masked language model into `model` as load_hf
+/// does. Error that lists every missing and wrongly shaped tensor; the model is then unchanged. The file may
+/// hold more: the tied decoder, RoFormer's fixed table of sines, a pooler.
 void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file);
 
 }  // namespace roformer

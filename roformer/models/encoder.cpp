@@ -18,13 +18,17 @@ EncoderImpl::EncoderImpl(const EncoderOptions& options, PositionEncoding encodin
     validate(options);
     encoding = make_positions(options.positions, options.shape());
   }
-  token_ = register_module("token", torch::nn::Embedding(options.vocab_size, options.dim));
+  token_ = register_module("token", torch::nn::Embedding(options.vocab_size, options.embedding_dim()));
   if (options.segments > 0) {
-    segment_ = register_module("segment", torch::nn::Embedding(options.segments, options.dim));
+    segment_ = register_module("segment", torch::nn::Embedding(options.segments, options.embedding_dim()));
   }
   positions_ = register_module("positions", encoding);
+  const int64_t normed = options.norm == NormPlacement::pre ? options.dim : options.embedding_dim();
   norm_ = register_module(
-      "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim}).eps(options.norm_eps)));
+      "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({normed}).eps(options.norm_eps)));
+  if (options.embedding_dim() != options.dim) {
+    project_ = register_module("project", torch::nn::Linear(options.embedding_dim(), options.dim));
+  }
   const EncoderLayerOptions layer{
       .dim = options.dim,
       .heads = options.heads,
@@ -72,6 +76,7 @@ torch::Tensor EncoderImpl::forward(const torch::Tensor& tokens, const torch::Ten
   x = positions_->embed(x, *positions);
   const bool pre = options_.norm == NormPlacement::pre;
   x = roformer::dropout(pre ? x : norm_(x), options_.dropout, is_training());
+  if (project_) x = project_(x);
   if (hidden) *hidden = {x};
 
   AttentionContext context{*positions, keep};

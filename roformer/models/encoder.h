@@ -10,6 +10,7 @@ namespace roformer {
 /// BERT and RoFormer are options of one encoder: learned positions make BERT, rotary ones RoFormer.
 struct EncoderOptions {
   int64_t dim = 768;
+  int64_t embedding = 0;
   int64_t layers = 12;
   int64_t heads = 12;
   int64_t ffn = 3072;
@@ -23,11 +24,15 @@ struct EncoderOptions {
   std::vector<PositionOptions> positions{RotaryOptions{}};
   int64_t vocab_size = 0;  ///< not an option of the file: the tokenizer knows it
 
-  ModelShape shape() const { return {dim, heads, dim / heads, layers, /*causal=*/false}; }
+  /// Width of token and segment embeddings.
+  int64_t embedding_dim() const { return embedding > 0 ? embedding : dim; }
+  ModelShape shape() const { return {embedding_dim(), heads, dim / heads, layers, /*causal=*/false}; }
 };
 template <class V>
 void fields(V& v, EncoderOptions& o) {
   v("dim", o.dim, "width of the model", within(1, 65536));
+  v("embedding", o.embedding, "width of the embeddings, mapped to dim before the first block; 0 = dim",
+    within(0, 65536));
   v("layers", o.layers, "number of blocks", within(1, 1024));
   v("heads", o.heads, "attention heads; must divide dim", within(1, 1024));
   v("ffn", o.ffn, "hidden width of the feed-forward network", within(1, 1 << 20));
@@ -44,7 +49,8 @@ void fields(V& v, EncoderOptions& o) {
 void validate(const EncoderOptions& options);
 
 /// Token (+ segment) embeddings, `embed` of the encoding, LayerNorm, dropout, then the blocks. With pre-norm
-/// blocks the LayerNorm stands after the last block instead of after the embeddings.
+/// blocks the LayerNorm stands after the last block instead of after the embeddings. Embeddings of another
+/// width are mapped to `dim` before the first block (`project`), as in Hugging Face's RoFormer.
 class EncoderImpl : public torch::nn::Module {
  public:
   /// `encoding`: an encoding from outside the project; empty = options.positions.
@@ -68,6 +74,7 @@ class EncoderImpl : public torch::nn::Module {
   torch::nn::Embedding token_{nullptr}, segment_{nullptr};
   PositionEncoding positions_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear project_{nullptr};
   std::vector<EncoderLayer> layers_;
 };
 TORCH_MODULE(Encoder);

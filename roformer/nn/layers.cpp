@@ -12,6 +12,10 @@ torch::Tensor activate(Activation activation, const torch::Tensor& x) {
       return at::gelu(x, "tanh");
     case Activation::relu:
       return at::relu(x);
+    case Activation::silu:
+      return at::silu(x);
+    case Activation::tanh:
+      return at::tanh(x);
   }
   TORCH_CHECK(false, "activate: unknown activation");
 }

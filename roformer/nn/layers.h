@@ -7,10 +7,13 @@
 
 namespace roformer {
 
-enum class Activation { gelu, gelu_tanh, relu };
+enum class Activation { gelu, gelu_tanh, relu, silu, tanh };
 inline auto enum_names(Activation) {
-  return std::array<std::pair<Activation, std::string_view>, 3>{
-      {{Activation::gelu, "gelu"}, {Activation::gelu_tanh, "gelu_tanh"}, {Activation::relu, "relu"}}};
+  return std::array<std::pair<Activation, std::string_view>, 5>{{{Activation::gelu, "gelu"},
+                                                                 {Activation::gelu_tanh, "gelu_tanh"},
+                                                                 {Activation::relu, "relu"},
+                                                                 {Activation::silu, "silu"},
+                                                                 {Activation::tanh, "tanh"}}};
 }
 torch::Tensor activate(Activation activation, const torch::Tensor& x);
 

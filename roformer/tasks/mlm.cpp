@@ -2,19 +2,21 @@
 
 namespace roformer {
 
-MlmTask::MlmTask(const MlmOptions& options, const EncoderOptions& model, const Tokenizer& tokenizer, Corpus corpus,
-                 int64_t eval_sequences)
+MlmTask::MlmTask(const MlmOptions& options, const EncoderOptions& model, const Tokenizer& tokenizer,
+                 std::map<int64_t, Corpus> corpora, int64_t length, int64_t eval_sequences)
     : options_(options),
       mask_tokens_(tokenizer),
-      corpus_(std::move(corpus)),
+      corpora_(std::move(corpora)),
+      length_(length),
       eval_sequences_(eval_sequences),
       model_(model) {}
 
 std::unique_ptr<BatchStream> MlmTask::stream(Split split, const Stage& stage, Shard shard) {
   const MlmStreamOptions options{options_, stage.batch, stage.seed, shard};
-  if (split == Split::valid) return make_mlm_validation(corpus_.valid, mask_tokens_, options, eval_sequences_);
-  corpus_.require_batch(stage.batch * shard.size);
-  return make_mlm_training(corpus_.train, mask_tokens_, options);
+  const Corpus& corpus = corpora_.at(stage.length > 0 ? stage.length : length_);
+  if (split == Split::valid) return make_mlm_validation(corpus.valid, mask_tokens_, options, eval_sequences_);
+  corpus.require_batch(stage.batch * shard.size);
+  return make_mlm_training(corpus.train, mask_tokens_, options);
 }
 
 Loss MlmTask::loss(const Batch& batch) {

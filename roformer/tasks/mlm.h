@@ -14,9 +14,10 @@ struct MlmOptions : MaskingOptions {
 /// An encoder with MLM head on a prepared corpus. Loss and accuracy are over the masked tokens.
 class MlmTask : public Task {
  public:
-  /// model.vocab_size must be the tokenizer's.
-  MlmTask(const MlmOptions& options, const EncoderOptions& model, const Tokenizer& tokenizer, Corpus corpus,
-          int64_t eval_sequences);
+  /// corpora: by the length of their sequences; `length` is the one for stages without a length of their own.
+  /// model.vocab_size must be at least the tokenizer's.
+  MlmTask(const MlmOptions& options, const EncoderOptions& model, const Tokenizer& tokenizer,
+          std::map<int64_t, Corpus> corpora, int64_t length, int64_t eval_sequences);
 
   torch::nn::Module& model() override { return *model_; }
   std::unique_ptr<BatchStream> stream(Split split, const Stage& stage, Shard shard) override;
@@ -26,8 +27,8 @@ class MlmTask : public Task {
  private:
   MlmOptions options_;
   MaskTokens mask_tokens_;
-  Corpus corpus_;
-  int64_t eval_sequences_;
+  std::map<int64_t, Corpus> corpora_;
+  int64_t length_, eval_sequences_;
   MaskedLm model_;
 };
 

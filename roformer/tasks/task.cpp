@@ -1,10 +1,12 @@
 #include "roformer/tasks/task.h"
 
+#include <algorithm>
+
 namespace roformer {
 
-Metrics Evaluation::metrics() const {
-  const double n = static_cast<double>(std::max<int64_t>(count, 1));
-  return {{"loss", loss_sum / n}, {"accuracy", static_cast<double>(correct) / n}};
+Metrics Task::metrics(const Evaluation& evaluation) const {
+  const auto n = static_cast<double>(std::max<int64_t>(evaluation.count, 1));
+  return {{"loss", evaluation.loss_sum / n}, {"accuracy", static_cast<double>(evaluation.correct) / n}};
 }
 
 }  // namespace roformer

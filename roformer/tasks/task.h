@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "roformer/core/shard.h"
 #include "roformer/data/stream.h"
@@ -11,14 +12,16 @@ namespace roformer {
 
 enum class Split { train, valid };
 
-/// What a stream must know of the run: sequences of one micro-batch and process, and the seed.
+/// What a stream must know of the run: sequences of one micro-batch and process, the seed, and tokens of a
+/// sequence where the stage has a length of its own (0 = the data's).
 struct Stage {
   int64_t batch = 1;
   uint64_t seed = 1;
+  int64_t length = 0;
 };
 
-/// A loss as sum and count, so that accumulation and data parallelism are exact for uneven batches: the trainer divides
-/// each sum by the count of the whole update before its backward pass.
+/// A loss as sum and count, so that accumulation and data parallelism are exact for uneven batches: the
+/// trainer divides each sum by the count of the whole update before its backward pass.
 struct Loss {
   torch::Tensor sum;  ///< float32 scalar, nats
   int64_t count = 0;  ///< known on the host
@@ -26,12 +29,26 @@ struct Loss {
 
 using Metrics = std::map<std::string, double>;
 
-/// Sums from which metrics follow; kept exact, so evaluations merge.
+/// What a model said of one example.
+struct Prediction {
+  int64_t set = 0;      ///< of several validation sets
+  int64_t example = 0;  ///< its number in the set
+  double value = 0.0;   ///< class, or score
+  double label = 0.0;   ///< the right one
+};
+
+/// What metrics follow from; kept exact, so evaluations merge.
 struct Evaluation {
-  double loss_sum = 0.0;  ///< nats
+  double loss_sum = 0.0;  ///< nats (squared error for scores)
   int64_t count = 0;
   int64_t correct = 0;
-  Metrics metrics() const;  ///< "loss" and "accuracy" per counted target
+  std::vector<Prediction> predictions;  ///< where the metrics need more than sums
+};
+
+/// The metric that picks the best checkpoint.
+struct Headline {
+  std::string metric = "loss";
+  bool higher_is_better = false;
 };
 
 /// A model with its data and its loss: all that the trainer needs.
@@ -44,8 +61,12 @@ class Task {
   virtual Loss loss(const Batch& batch) = 0;
   /// Without gradients, in eval mode: adds the batch to the evaluation.
   virtual void score(const Batch& batch, Evaluation& evaluation) = 0;
-  /// The metric that picks the best checkpoint (lower is better).
-  virtual std::string headline() const { return "loss"; }
+  /// An undefined metric (a correlation with a constant) is left out. Default: "loss" and "accuracy" per
+  /// label.
+  virtual Metrics metrics(const Evaluation& evaluation) const;
+  virtual Headline headline() const { return {}; }
+  /// Micro-batches of one pass over the training data; 0 = passes are not what this task counts in.
+  virtual int64_t batches_per_epoch(const Stage&, Shard) const { return 0; }
 };
 
 }  // namespace roformer

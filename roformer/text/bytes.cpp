@@ -1,7 +1,7 @@
 #include <array>
 #include <stdexcept>
 
-#include "roformer/text/tokenizer.h"
+#include "roformer/text/build.h"
 
 namespace roformer {
 namespace {
@@ -26,23 +26,25 @@ class BytesTokenizer final : public Tokenizer {
   }
   bool is_special(int32_t id) const override { return id >= first_special && id < vocab_size(); }
 
-  void encode(std::string_view text, std::vector<int32_t>& ids) const override {
+  void encode(std::string_view text, std::vector<int32_t>& ids, std::vector<Span>* spans) const override {
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     ids.insert(ids.end(), bytes, bytes + text.size());
+    if (!spans) return;
+    for (int64_t i = 0; i < static_cast<int64_t>(text.size()); ++i) spans->push_back({i, i + 1});
+  }
+  std::string token(int32_t id) const override {
+    if (id < 0 || id >= vocab_size()) throw std::out_of_range("bytes: no token has this id");
+    if (id < first_special) return std::string(1, static_cast<char>(id));
+    return std::string(names[static_cast<size_t>(id - first_special)]);
   }
   std::string decode(const std::vector<int32_t>& ids) const override {
     std::string text;
-    for (const int32_t id : ids) {
-      if (id < 0 || id >= vocab_size()) throw std::out_of_range("bytes: no token has this id");
-      if (id < first_special) {
-        text += static_cast<char>(id);
-      } else {
-        text += names[static_cast<size_t>(id - first_special)];
-      }
-    }
+    for (const int32_t id : ids) text += token(id);
     return text;
   }
 
+  // Bytes know no words: each may be masked alone.
+  bool starts_word(int32_t) const override { return true; }
   bool needs_text() const override { return false; }
   std::string fingerprint() const override { return "bytes 1"; }
 
@@ -51,12 +53,8 @@ class BytesTokenizer final : public Tokenizer {
   static constexpr std::array<std::string_view, 5> names = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
 };
 
-std::unique_ptr<Tokenizer> build_tokenizer(const BytesOptions&) { return std::make_unique<BytesTokenizer>(); }
-
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerOptions& options) {
-  return std::visit([](const auto& each) { return build_tokenizer(each); }, options);
-}
+std::unique_ptr<Tokenizer> build_tokenizer(const BytesOptions&) { return std::make_unique<BytesTokenizer>(); }
 
 }  // namespace roformer

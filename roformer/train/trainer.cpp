@@ -1,9 +1,11 @@
 #include "roformer/train/trainer.h"
 
 #include <cmath>
+#include <limits>
 
 #include "roformer/core/interrupt.h"
 #include "roformer/core/log.h"
+#include "roformer/core/random.h"
 
 namespace roformer {
 namespace {
@@ -24,18 +26,39 @@ void set_generator_state(torch::Device device, const torch::Tensor& state) {
 
 }  // namespace
 
-void validate(const TrainerOptions& options) { validate_device(options.device); }
+void validate(const TrainerOptions& options) {
+  validate_device(options.device);
+  if (options.epochs && !options.stages.empty()) fail("epochs and stages exclude each other");
+}
 
-Metrics evaluate_task(Task& task, const TrainerOptions& options, const World& world) {
+TrainerOptions resolve(const TrainerOptions& options, const Task& task, const World& world) {
+  TrainerOptions resolved = options;
+  const int64_t epoch = task.batches_per_epoch({options.batch, 0}, world.shard);
+  if (options.epochs) {
+    if (epoch == 0) fail("trainer.epochs: this task does not count in epochs; set trainer.steps");
+    const double batches = *options.epochs * static_cast<double>(epoch);
+    resolved.steps = std::max<int64_t>(1, std::llround(batches / static_cast<double>(options.accumulate)));
+  }
+  if (!options.stages.empty()) {
+    resolved.steps = 0;
+    for (const StageOptions& stage : options.stages) resolved.steps += stage.steps;
+  }
+  if (options.evaluate_every == 0) {
+    resolved.evaluate_every = epoch > 0 ? std::max<int64_t>(1, epoch / options.accumulate) : resolved.steps;
+  }
+  return resolved;
+}
+
+Evaluation evaluate_task(Task& task, const Stage& stage, Precision precision, const World& world) {
   const torch::NoGradGuard no_grad;
   task.model().eval();
   Evaluation evaluation;
-  const auto stream = task.stream(Split::valid, {options.batch, static_cast<uint64_t>(options.seed)}, world.shard);
+  const auto stream = task.stream(Split::valid, stage, world.shard);
   while (const std::optional<Batch> batch = stream->next()) {
-    const AutocastGuard autocast(options.precision, world.device);
+    const AutocastGuard autocast(precision, world.device);
     task.score(batch->to(world.device), evaluation);
   }
-  return evaluation.count > 0 ? evaluation.metrics() : Metrics{};
+  return evaluation;
 }
 
 Trainer::Trainer(Task& task, const TrainerOptions& options, const World& world, std::filesystem::path run_folder)
@@ -46,13 +69,36 @@ Trainer::Trainer(Task& task, const TrainerOptions& options, const World& world, 
       checkpoints_(folder_),
       optimizer_(options.optimizer, task.model()),
       scaler_(options.precision) {
-  const Stage stage{options_.batch, static_cast<uint64_t>(options_.seed)};
-  stream_ = prefetch(task_.stream(Split::train, stage, world_.shard));
+  if (options_.stages.empty()) options_.stages = {{0, options_.batch, options_.steps}};
+  open_stream();
   if (options_.ema > 0.0) {
     for (const auto& item : task_.model().named_parameters()) {
       ema_.emplace_back(item.key(), item.value().detach().clone());
     }
   }
+}
+
+/// Where update `step_` + 1 belongs; after the last update the last stage.
+Trainer::Place Trainer::place() const {
+  Place place{0, 0, 0};
+  for (const StageOptions& stage : options_.stages) {
+    place.end = place.begin + stage.steps;
+    if (step_ < place.end || place.stage + 1 == options_.stages.size()) break;
+    place.begin = place.end;
+    ++place.stage;
+  }
+  return place;
+}
+
+/// Each stage reads the data in an order of its own.
+Stage Trainer::stage(size_t index) const {
+  const auto seed = static_cast<uint64_t>(options_.seed);
+  return {options_.stages[index].batch, index == 0 ? seed : mix(seed, index), options_.stages[index].length};
+}
+
+void Trainer::open_stream() {
+  place_ = place();
+  stream_ = prefetch(task_.stream(Split::train, stage(place_.stage), world_.shard));
 }
 
 Trainer::Result Trainer::fit(const Progress& progress) {
@@ -68,12 +114,14 @@ Trainer::Result Trainer::fit(const Progress& progress) {
                static_cast<double>(update.tokens) / (log.seconds() - start));
     }
     log_update(log, update);
-    const bool last = step_ == options_.steps;
-    if (last || step_ % options_.evaluate_every == 0) evaluate_and_keep_best(log);
+    const bool stage_ends = step_ == place_.end;
+    if (stage_ends || step_ % options_.evaluate_every == 0) evaluate_and_keep_best(log);
+    if (stage_ends && step_ < options_.steps) open_stream();
     if (step_ % options_.checkpoint_every == 0) save(log);
   }
   if (step_ > saved_step_) save(log);
-  return {last_metrics_, step_, finished(), tokens_, log.seconds()};
+  if (finished() && last_evaluation_.count == 0) evaluate();  // it was made before a restart
+  return {last_metrics_, std::move(last_evaluation_), step_, finished(), tokens_, log.seconds()};
 }
 
 /// One update, in the order that matters: sums are divided by the count of the whole update before each backward pass;
@@ -143,13 +191,18 @@ void Trainer::log_update(RunLog& log, const Update& update) {
   since_log_ = {};
 }
 
+Metrics Trainer::evaluate_weights() {
+  last_evaluation_ = evaluate_task(task_, stage(place_.stage), options_.precision, world_);
+  return last_evaluation_.count > 0 ? task_.metrics(last_evaluation_) : Metrics{};
+}
+
 /// With the moving average of the weights, where there is one.
 Metrics Trainer::evaluate() {
-  if (ema_.empty()) return evaluate_task(task_, options_, world_);
+  if (ema_.empty()) return evaluate_weights();
   NamedTensors trained;
   for (const auto& [name, tensor] : named_state(task_.model(), "")) trained.emplace_back(name, tensor.clone());
   load_weights(task_.model(), ema_, "");
-  const Metrics metrics = evaluate_task(task_, options_, world_);
+  const Metrics metrics = evaluate_weights();
   load_weights(task_.model(), trained, "");
   return metrics;
 }
@@ -159,8 +212,15 @@ void Trainer::evaluate_and_keep_best(RunLog& log) {
   if (metrics.empty()) return;
   log.record(step_, "valid", metrics, tokens_);
   last_metrics_ = metrics;
-  const double headline = metrics.at(task_.headline());
-  if (!best_ || headline < *best_) {
+  const Headline headline_of = task_.headline();
+  const auto found = metrics.find(headline_of.metric);
+  if (found == metrics.end()) {
+    log::warn("update {}: '{}' is undefined (all predictions or all labels are the same?)", step_, headline_of.metric);
+  }
+  const double headline = found != metrics.end()        ? found->second
+                          : headline_of.higher_is_better ? std::numeric_limits<double>::lowest()
+                                                         : std::numeric_limits<double>::max();
+  if (!best_ || (headline_of.higher_is_better ? headline > *best_ : headline < *best_)) {
     best_ = headline;
     evaluations_since_best_ = 0;
     save_checkpoint(checkpoints_.best(), {averaged_state(), {{"step", step_}, {"metrics", metrics}}});
@@ -247,7 +307,9 @@ void Trainer::restore(const Checkpoint& checkpoint) {
     since_log_.loss_sum = state.at("since_log").at(0);
     since_log_.count = state.at("since_log").at(1);
     scaler_.restore(state.at("scaler").at(0), state.at("scaler").at(1));
-    stream_->restore({state.at("samples")});
+    open_stream();
+    // At the start of a stage the checkpoint still tells of the stage before.
+    if (step_ > place_.begin || place_.stage == 0) stream_->restore({state.at("samples")});
   } catch (const nlohmann::json::exception& error) {
     fail("the checkpoint's state is damaged: {}", error.what());
   }

@@ -15,8 +15,23 @@
 
 namespace roformer {
 
+/// A part of the training with a length and a batch of its own (Table 4 of the paper).
+struct StageOptions {
+  int64_t length = 0;
+  int64_t batch = 16;
+  int64_t steps = 1000;
+};
+template <class V>
+void fields(V& v, StageOptions& o) {
+  v("length", o.length, "tokens in a sequence", required(), within(3, 1 << 20));
+  v("batch", o.batch, "sequences of one micro-batch", required(), within(1, 65536));
+  v("steps", o.steps, "updates", required(), within(1, 1e9));
+}
+
 struct TrainerOptions {
   int64_t steps = 1000;
+  std::optional<double> epochs;
+  std::vector<StageOptions> stages;
   int64_t batch = 16;
   int64_t accumulate = 1;
   double clip = 1.0;
@@ -37,6 +52,11 @@ struct TrainerOptions {
 template <class V>
 void fields(V& v, TrainerOptions& o) {
   v("steps", o.steps, "total updates", within(1, 1e9));
+  v("epochs", o.epochs, "passes over the examples instead of steps, for tasks that have them", above(0.0),
+    within(0.0, 1e6));
+  v("stages", o.stages,
+    "instead of steps, batch and data.length: a list of {length, batch, steps}, one after another; optimizer and schedule "
+    "go on across them");
   v("batch", o.batch, "sequences of one micro-batch; an update reads batch x accumulate", within(1, 65536));
   v("accumulate", o.accumulate, "micro-batches of one update", within(1, 65536));
   v("clip", o.clip, "largest L2 norm of the gradient, after unscaling; 0 = no clipping", at_least(0.0));
@@ -47,7 +67,8 @@ void fields(V& v, TrainerOptions& o) {
   v("ema", o.ema, "decay of an exponential moving average of the weights, used in evaluation; 0 = none",
     within(0.0, 0.999999));
   v("log_every", o.log_every, "updates between two training records", at_least(1));
-  v("evaluate_every", o.evaluate_every, "updates between two evaluations (and one at the end)", at_least(1));
+  v("evaluate_every", o.evaluate_every, "updates between two evaluations (and one at the end of each stage); 0 = after each "
+    "epoch", at_least(0));
   v("checkpoint_every", o.checkpoint_every, "updates between two checkpoints (and one at the end)", at_least(1));
   v("keep", o.keep, "newest checkpoints to keep, beside the best", at_least(1));
   v("patience", o.patience, "stop after so many evaluations without a new best; 0 = never", at_least(0));
@@ -57,8 +78,11 @@ void fields(V& v, TrainerOptions& o) {
 }
 void validate(const TrainerOptions& options);
 
-/// The metrics of the validation split with the model as it is. Empty without validation data.
-Metrics evaluate_task(Task& task, const TrainerOptions& options, const World& world);
+/// `epochs` and `stages` made into numbers of updates: steps is their sum, evaluate_every at least 1.
+TrainerOptions resolve(const TrainerOptions& options, const Task& task, const World& world);
+
+/// The validation split with the model as it is; its count is 0 without validation data.
+Evaluation evaluate_task(Task& task, const Stage& stage, Precision precision, const World& world);
 
 /// Trains a task in a run folder: writes metrics.jsonl, TensorBoard events and checkpoints there. A run that was killed
 /// at any moment and resumed equals an uninterrupted one bit for bit on the CPU.
@@ -72,6 +96,7 @@ class Trainer {
 
   struct Result {
     Metrics metrics;        ///< of the last evaluation
+    Evaluation evaluation;  ///< the last one; empty without validation data or when asked to end
     int64_t step = 0;       ///< updates made
     bool finished = false;  ///< false: asked to end (Ctrl-C) before that
     int64_t tokens = 0;
@@ -91,7 +116,15 @@ class Trainer {
     double grad_norm = 0.0;
     double lr = 0.0;
   };
+  struct Place {
+    size_t stage;
+    int64_t begin, end;  ///< updates (begin, end] belong to it
+  };
+  Place place() const;
+  Stage stage(size_t index) const;
+  void open_stream();
   Update make_update();
+  Metrics evaluate_weights();
   Metrics evaluate();
   void log_update(RunLog& log, const Update& update);
   void evaluate_and_keep_best(RunLog& log);
@@ -109,6 +142,8 @@ class Trainer {
   LossScaler scaler_;
   NamedTensors ema_;  ///< averages of the parameters, same order; empty without ema
   std::unique_ptr<BatchStream> stream_;
+  Place place_{};
+  Evaluation last_evaluation_;
 
   // What a checkpoint keeps beside tensors.
   int64_t step_ = 0;

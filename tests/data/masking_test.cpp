@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "tests/catch.h"
+#include "tests/data/text_support.h"
 
 namespace roformer {
 namespace {
@@ -211,6 +212,66 @@ TEST_CASE("masking: options that exceed 1 are refused") {
   CHECK_THROWS_AS(read_masking("{mask: 0}"), Error);
   CHECK_THROWS_AS(read_masking("{mask: 1.5}"), Error);
   CHECK_THROWS_AS(read_masking("{span: 0}"), Error);
+}
+
+namespace {
+
+/// Words of one to four bytes: lower case begins a word, digits go on with it.
+class WordBytes : public test::CodePointTokenizer {
+ public:
+  int64_t vocab_size() const override { return 128; }
+  bool starts_word(int32_t id) const override { return id < '0' || id > '9'; }
+};
+
+}  // namespace
+
+TEST_CASE("whole words are masked together, with a decision for each piece") {
+  const MaskTokens tokens(WordBytes{});
+  std::vector<int64_t> ids = {1};  // a special token first
+  for (int word = 0; word < 40; ++word) {
+    ids.push_back('a' + word % 26);
+    for (int piece = 0; piece < word % 4; ++piece) ids.push_back('0' + piece);
+  }
+  int64_t chosen = 0, total = 0, split_words = 0, mixed = 0;
+  for (uint64_t key = 0; key < 4000; ++key) {
+    std::vector<int64_t> after = ids, positions, labels;
+    MaskingOptions options;
+    options.whole_words = true;
+    mask_window(after, options, tokens, Random(key), positions, labels);
+    std::vector<char> is_chosen(ids.size(), 0);
+    for (const int64_t i : positions) is_chosen[static_cast<size_t>(i)] = 1;
+    REQUIRE_FALSE(is_chosen[0]);
+    for (size_t i = 2; i < ids.size(); ++i) {
+      const bool goes_on = ids[i] >= '0' && ids[i] <= '9';
+      if (goes_on && is_chosen[i] != is_chosen[i - 1]) ++split_words;
+      if (goes_on && is_chosen[i] && (after[i] == tokens.mask) != (after[i - 1] == tokens.mask)) ++mixed;
+    }
+    chosen += static_cast<int64_t>(positions.size());
+    total += static_cast<int64_t>(ids.size()) - 1;
+  }
+  CHECK(split_words == 0);
+  CHECK(mixed > 0);
+  CHECK(static_cast<double>(chosen) / static_cast<double>(total) == Approx(0.15).margin(0.005));
+}
+
+TEST_CASE("a word whose beginning is in the window before is still one word") {
+  const MaskTokens tokens(WordBytes{});
+  for (uint64_t key = 0; key < 200; ++key) {
+    std::vector<int64_t> ids = {'1', '2', '3', 'a'}, positions, labels;
+    MaskingOptions options;
+    options.whole_words = true;
+    mask_window(ids, options, tokens, Random(key), positions, labels);
+    const auto in_word = std::count_if(positions.begin(), positions.end(), [](int64_t i) { return i < 3; });
+    CHECK((in_word == 0 || in_word == 3));
+    CHECK_FALSE(positions.empty());
+  }
+}
+
+TEST_CASE("whole words and spans exclude each other") {
+  MaskingOptions options;
+  options.whole_words = true;
+  options.span = 3;
+  CHECK_THROWS_WITH(validate(options), Catch::Contains("whole_words"));
 }
 
 }  // namespace roformer

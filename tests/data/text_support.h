@@ -70,17 +70,22 @@ class CodePointTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return 0x110000 + 5; }
   int32_t special(Special role) const override { return static_cast<int32_t>(role); }
   bool is_special(int32_t id) const override { return id < 5; }
-  void encode(std::string_view text, std::vector<int32_t>& ids) const override {
+  void encode(std::string_view text, std::vector<int32_t>& ids,
+              std::vector<Span>* spans = nullptr) const override {
     if (valid_utf8_prefix(text) != text.size()) throw std::logic_error("a reader let broken UTF-8 through");
     for (size_t i = 0; i < text.size();) {
+      const auto begin = static_cast<int64_t>(i);
       const auto lead = static_cast<unsigned char>(text[i]);
       const int more = lead < 0x80 ? 0 : lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
       int32_t code = more == 0 ? lead : lead & (0x3F >> more);
       for (int k = 0; k < more; ++k) code = code << 6 | (static_cast<unsigned char>(text[++i]) & 0x3F);
       ids.push_back(code + 5);
       ++i;
+      if (spans) spans->push_back({begin, static_cast<int64_t>(i)});
     }
   }
+  std::string token(int32_t id) const override { return std::to_string(id); }
+  bool starts_word(int32_t) const override { return true; }
   std::string decode(const std::vector<int32_t>&) const override { return ""; }
   bool needs_text() const override { return true; }
   std::string fingerprint() const override { return fingerprint_; }

@@ -245,7 +245,6 @@ TEST_CASE("data options read from YAML") {
   CHECK(one.packing == Packing::rows);
   CHECK(read_data("{train: [a.txt, b.gz], valid: c}").train.size() == 2);
   CHECK(contains(error_of([&] { read_data("{length: 64}"); }), "train"));
-  CHECK(contains(error_of([&] { read_data("{train: []}"); }), "train"));
   CHECK(contains(error_of([&] { read_data("{train: a, lenght: 64}"); }), "length"));
   CHECK(contains(error_of([&] { read_data("{train: a, length: 2}"); }), "length"));
   CHECK(contains(error_of([&] { read_data("{train: a, packing: row}"); }), "rows"));

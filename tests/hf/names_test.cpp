@@ -110,7 +110,7 @@ TEST_CASE("hf names: all that does not fit is listed at once, and nothing is loa
   save_safetensors(folder / "model.safetensors", tensors);
   const torch::Tensor before = model->encoder->token_weight().detach().clone();
   REQUIRE_THROWS_MATCHES(load_hf_mlm(*model, SafetensorsFile(folder / "model.safetensors")), Error,
-                         Catch::Matchers::Message("the weights do not fit the model: "
+                         Catch::Matchers::Message("the file of weights: does not fit the model: "
                                                   "'roformer.embeddings.LayerNorm.weight' is [9], not [8]; "
                                                   "'roformer.encoder.layer.1.output.dense.bias' is missing; "
                                                   "'cls.predictions.bias' is missing"));

@@ -289,3 +289,26 @@ TEST_CASE("encoder: a chain of encodings adds up") {
   const torch::Tensor tokens = encoder_tokens(1, 6);
   REQUIRE(max_error(both(tokens), rotary(tokens)) > 1e-3);
 }
+
+TEST_CASE("encoder: embeddings of another width are mapped to the model's before the first block") {
+  for (const NormPlacement norm : {NormPlacement::post, NormPlacement::pre}) {
+    EncoderOptions options = encoder_options(LearnedOptions{});
+    REQUIRE_FALSE(double_encoder(options)->named_parameters().contains("project.weight"));
+    options.embedding = 16;  // the model's own
+    REQUIRE_FALSE(double_encoder(options)->named_parameters().contains("project.weight"));
+    options.embedding = 10;
+    options.norm = norm;
+    Encoder encoder = double_encoder(options);
+    const auto p = encoder->named_parameters();
+    REQUIRE(p["token.weight"].size(1) == 10);
+    REQUIRE(p["segment.weight"].size(1) == 10);
+    REQUIRE(p["positions.table"].size(1) == 10);
+    REQUIRE(p["norm.weight"].size(0) == (norm == NormPlacement::pre ? 16 : 10));
+    const torch::Tensor tokens = encoder_tokens(2, 7);
+    std::vector<torch::Tensor> hidden;
+    REQUIRE(encoder->forward(tokens, {}, {}, nullptr, &hidden).sizes() == torch::IntArrayRef({2, 7, 16}));
+    torch::Tensor x = p["token.weight"].index({tokens}) + p["segment.weight"][0] + p["positions.table"].slice(0, 0, 7);
+    if (norm == NormPlacement::post) x = torch::layer_norm(x, {10}, p["norm.weight"], p["norm.bias"], options.norm_eps);
+    REQUIRE(max_error(hidden[0], torch::linear(x, p["project.weight"], p["project.bias"])) < 1e-12);
+  }
+}

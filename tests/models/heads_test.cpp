@@ -25,7 +25,7 @@ Batch heads_batch() {
   Batch batch;
   batch.tokens = torch::randint(20, {4, 12}, torch::kInt64);
   batch.targets = torch::arange(1, 48, 3);
-  batch.labels = torch::randint(20, {batch.target_count()}, torch::kInt64);
+  batch.labels = torch::randint(20, {batch.targets.size(0)}, torch::kInt64);
   return batch;
 }
 
@@ -58,6 +58,99 @@ TEST_CASE("MLM head: dense, activation, LayerNorm, tied decoder, bias") {
     const formula::Matrix expected = formula::linear(h, test::matrix_of(tokens), row("bias"));
     REQUIRE(max_error(head(hidden, tokens), test::tensor_of(expected)) < 1e-12);
   }
+}
+
+TEST_CASE("MLM head: embeddings of another width, and a decoder of its own") {
+  EncoderOptions options = heads_options();
+  options.embedding = 24;
+  torch::NoGradGuard no_grad;
+  const torch::Tensor hidden = random_tensor({5, 32}, 50), tokens = random_tensor({20, 24}, 51);
+  MlmHead tied(options), untied(options, /*tied=*/false);
+  REQUIRE(tied(hidden, tokens).sizes() == torch::IntArrayRef({5, 20}));
+  REQUIRE_FALSE(tied->named_parameters().contains("decoder"));
+  const auto from = untied->named_parameters();
+  for (auto& p : tied->named_parameters()) p.value().copy_(from[p.key()]);
+  REQUIRE(torch::equal(untied(hidden, tokens), tied(hidden, from["decoder"])));
+  REQUIRE(torch::equal(untied(hidden, tokens), untied(hidden, tokens + 1)));
+}
+
+TEST_CASE("classifier: the formulas of both heads on the first token") {
+  for (const HeadKind kind : {HeadKind::roformer, HeadKind::bert}) {
+    for (const Activation activation :
+         {Activation::gelu, Activation::gelu_tanh, Activation::relu, Activation::silu, Activation::tanh}) {
+      EncoderOptions options = heads_options();
+      options.activation = activation;
+      ClassifierHead head(options, ClassifierOptions{.kind = kind, .labels = 3});
+      head->to(torch::kFloat64);
+      uint64_t seed = 0;
+      torch::NoGradGuard no_grad;
+      for (torch::Tensor p : head->parameters()) p.copy_(random_tensor(p.sizes(), ++seed, torch::kFloat64));
+      const torch::Tensor hidden = random_tensor({4, 6, 32}, 50, torch::kFloat64);
+      auto matrix = [&](const char* name) { return test::matrix_of(head->named_parameters()[name]); };
+      auto row = [&](const char* name) {
+        return test::matrix_of(head->named_parameters()[name].unsqueeze(0))[0];
+      };
+      formula::Matrix h =
+          formula::linear(test::matrix_of(hidden.select(1, 0)), matrix("dense.weight"), row("dense.bias"));
+      for (formula::Row& values : h) {
+        for (double& x : values) {
+          x = kind == HeadKind::bert || activation == Activation::tanh ? std::tanh(x)
+              : activation == Activation::gelu                         ? formula::gelu(x)
+              : activation == Activation::gelu_tanh                    ? formula::gelu_tanh(x)
+              : activation == Activation::silu                         ? x / (1.0 + std::exp(-x))
+                                                                       : std::max(x, 0.0);
+        }
+      }
+      const formula::Matrix expected = formula::linear(h, matrix("output.weight"), row("output.bias"));
+      REQUIRE(max_error(head(hidden), test::tensor_of(expected)) < 1e-12);
+    }
+  }
+}
+
+TEST_CASE("classifier: dropout is the encoder's or its own, before one layer (bert) or both (roformer)") {
+  EncoderOptions options = heads_options();
+  options.dropout = 0.5;
+  torch::NoGradGuard no_grad;
+  const torch::Tensor hidden = torch::ones({2000, 1, 32});
+  for (const HeadKind kind : {HeadKind::roformer, HeadKind::bert}) {
+    ClassifierHead head(options, ClassifierOptions{.kind = kind, .labels = 1});
+    // dense is the identity, output the sum: what comes out counts what was kept, twice over or four times.
+    auto parameters = head->named_parameters();
+    parameters["dense.weight"].copy_(torch::eye(32));
+    parameters["output.weight"].fill_(1.0);
+    head->eval();
+    const double all = head(hidden).mean().item<double>();
+    REQUIRE(max_error(head(hidden), torch::full({2000, 1}, all)) < 1e-4);
+    head->train();
+    torch::manual_seed(4);
+    const torch::Tensor out = head(hidden);
+    // Zero where nothing was kept; else multiples of one kept unit, which the first dropout doubles.
+    const double unit = kind == HeadKind::bert ? 2.0 * std::tanh(1.0) : 2.0 * formula::gelu(2.0);
+    const torch::Tensor kept = out / unit;
+    REQUIRE(max_error(kept, kept.round()) < 1e-3);
+    const double share = kept.mean().item<double>() / 32.0;
+    REQUIRE(share ==
+            Approx(kind == HeadKind::bert ? 0.5 : 0.25).margin(0.01));  // 5 deviations of 64,000 draws
+    ClassifierHead none(options, ClassifierOptions{.kind = kind, .labels = 1, .dropout = 0.0});
+    REQUIRE(torch::equal(none(hidden), none(hidden)));
+  }
+}
+
+TEST_CASE("sequence classifier: the encoder's states of kept tokens, then the head") {
+  SequenceClassifier model(heads_options(), ClassifierOptions{.labels = 3});
+  Batch batch;
+  batch.tokens = torch::tensor({{1, 5, 9, 2, 0, 0}, {3, 10, 4, 4, 7, 8}}, torch::kInt64);
+  batch.keep = batch.tokens.ne(0);
+  batch.segments = torch::tensor({{0, 0, 1, 1, 0, 0}, {0, 1, 1, 1, 1, 1}}, torch::kInt64);
+  const torch::Tensor logits = model(batch);
+  REQUIRE(logits.sizes() == torch::IntArrayRef({2, 3}));
+  REQUIRE(torch::equal(logits, model->head(model->encoder(batch.tokens, batch.keep, batch.segments))));
+  Batch other = batch;
+  other.tokens = batch.tokens.clone();
+  other.tokens[0][5] = 11;  // padding: nobody looks
+  REQUIRE(max_error(model(other), logits) < 1e-6);
+  other.keep = torch::Tensor();
+  REQUIRE(max_error(model(other), logits) > 1e-6);
 }
 
 TEST_CASE("masked language model: logits of the targets alone, as the head gives them for all") {

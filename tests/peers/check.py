@@ -16,12 +16,22 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 
 import numpy
 import torch
+import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sides import SMALL, open_sides
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    RoFormerConfig,
+)
 
 BUILD = os.path.join(ROOT, "build", "release")
 logging.getLogger("tensorboard").setLevel(logging.ERROR)
+transformers.logging.set_verbosity_error()
 
 CONFIG = """
 task: {type: mlm}
@@ -120,6 +130,113 @@ class RunFolder(unittest.TestCase):
             self.assertEqual(weights["model.encoder.token.weight"].shape[1], 32)
             for key, tensor in weights.items():
                 self.assertTrue(torch.isfinite(tensor).all(), key)
+
+    def test_transformers_opens_the_converted_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            target = os.path.join(folder, "converted")
+            run_program("convert", self.run_folder, target)
+            model = open_whole(AutoModelForMaskedLM, target)
+            self.assertEqual(model.config.model_type, "roformer")
+            compare_encoded(self, folder, self.run_folder, model)
+
+
+def run_program(*arguments):
+    result = subprocess.run([os.path.join(BUILD, "roformer"), *arguments], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def open_whole(auto_class, folder):
+    """The model of a folder in which every tensor has its place."""
+    model, report = auto_class.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    problems = {key: value for key, value in report.items() if value}
+    assert not problems, f"{folder}: {problems}"
+    return model.eval()
+
+
+def compare_encoded(test, folder, source, model):
+    """What `roformer encode` writes for a run or folder, against the model in Python."""
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(5, model.config.vocab_size, (3, 12), generator=generator)
+    keep = torch.ones_like(ids)
+    keep[0, 8:] = 0  # padding on the right, on the left, and none
+    keep[1, :5] = 0
+    inputs = {"input_ids": ids, "attention_mask": keep, "token_type_ids": (torch.arange(12) > 6).long().repeat(3, 1)}
+    given, written = os.path.join(folder, "inputs.safetensors"), os.path.join(folder, "states.safetensors")
+    save_file(inputs, given)
+    run_program("encode", source, given, written)
+    ours = load_file(written)
+    with torch.no_grad():
+        theirs = model(**inputs, output_hidden_states=True)
+    expected = {"last_hidden_state": theirs.hidden_states[-1]}
+    for name in ("pooler_output", "logits"):
+        if getattr(theirs, name, None) is not None:
+            expected[name] = getattr(theirs, name)
+    test.assertEqual(sorted(set(ours) - set(inputs)), sorted(expected))  # the ids are written too
+    for name, value in expected.items():
+        kept = keep.bool() if value.shape[:2] == keep.shape else slice(None)
+        difference = (ours[name][kept] - value[kept]).abs().max().item()
+        test.assertLess(difference, 2e-5 * max(1.0, value.abs().max().item()), name)
+
+
+class HuggingFaceFolders(unittest.TestCase):
+    """Models made by transformers: read here, written here, read there again."""
+
+    SHAPE = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.2,
+    }
+
+    def there_and_back(self, auto_class, config, dtype=torch.float32, safe=True):
+        torch.manual_seed(3)
+        model = auto_class.from_config(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "embed_positions" not in name:
+                    parameter.copy_(torch.randn_like(parameter) * 0.2)
+        model = model.to(dtype)
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = os.path.join(folder, "source"), os.path.join(folder, "target")
+            model.save_pretrained(source, safe_serialization=safe)
+            run_program("convert", source, target)
+            original, copy = (open_whole(auto_class, path) for path in (source, target))
+            weights = copy.state_dict()
+            self.assertEqual(sorted(weights), sorted(original.state_dict()))
+            for name, tensor in original.state_dict().items():
+                self.assertTrue(torch.equal(weights[name], tensor), name)
+            self.assertEqual(copy.config.id2label, original.config.id2label)
+            with safe_open(os.path.join(target, "model.safetensors"), framework="pt") as file:
+                self.assertEqual({file.get_tensor(key).dtype for key in file.keys()}, {dtype})
+            compare_encoded(self, folder, source, original)
+
+    def test_bert_masked_language_model(self):
+        self.there_and_back(AutoModelForMaskedLM, BertConfig(**self.SHAPE))
+
+    def test_bert_with_a_decoder_of_its_own(self):
+        self.there_and_back(AutoModelForMaskedLM, BertConfig(**self.SHAPE, tie_word_embeddings=False))
+
+    def test_bert_with_a_pooler_in_bfloat16(self):
+        self.there_and_back(AutoModel, BertConfig(**self.SHAPE, hidden_act="silu"), dtype=torch.bfloat16)
+
+    def test_bert_classifier(self):
+        labels = {0: "no", 1: "maybe", 2: "yes"}
+        config = BertConfig(**self.SHAPE, id2label=labels, hidden_act="gelu_new", classifier_dropout=0.3)
+        self.there_and_back(AutoModelForSequenceClassification, config)
+
+    def test_roformer_masked_language_model(self):
+        config = RoFormerConfig(**self.SHAPE, embedding_size=24, rotary_value=True, hidden_act="gelu_pytorch_tanh")
+        self.there_and_back(AutoModelForMaskedLM, config)
+
+    def test_roformer_alone_as_a_pickle(self):
+        self.there_and_back(AutoModel, RoFormerConfig(**self.SHAPE, hidden_act="relu"), safe=False)
+
+    def test_roformer_regression(self):
+        config = RoFormerConfig(**self.SHAPE, num_labels=1, hidden_act="tanh")
+        self.there_and_back(AutoModelForSequenceClassification, config)
 
 
 class SameWeightsSameLoss(unittest.TestCase):

@@ -240,8 +240,11 @@ TEST_CASE("every configuration that ships reads without a mistake") {
   setenv("ROFORMER_TEXT", "text.txt", 0);
   setenv("ROFORMER_DATA", "data", 0);
   int count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(source_dir() / "configs")) {
-    if (entry.path().extension() != ".yaml") continue;
+  const bool models = std::filesystem::exists(source_dir() / "build/models/minilm/config.json");
+  if (!models) WARN("build/models is empty (make models): configurations that start from MiniLM are not read here");
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(source_dir() / "configs")) {
+    if (entry.path().extension() != ".yaml" || entry.path().string().find("/base") != std::string::npos) continue;
+    if (!models && entry.path().string().find("minilm") != std::string::npos) continue;
     INFO(entry.path().string());
     CHECK_NOTHROW(load_run(entry.path()));
     ++count;

@@ -27,10 +27,10 @@ class ProbeStream : public BatchStream {
     Batch batch;
     const torch::Tensor index = torch::arange(samples_, samples_ + batch_, torch::kInt64);
     batch.tokens = index.remainder(7) - 3;
-    batch.labels = batch.tokens * 2 + 1;
     // Uneven: only even samples count, but always one.
     const torch::Tensor counted = index.remainder(2).eq(0).nonzero().flatten();
     batch.targets = counted.numel() > 0 ? counted : torch::zeros({1}, torch::kInt64);
+    batch.labels = batch.tokens.index_select(0, batch.targets) * 2 + 1;
     batch.token_count = batch_;
     samples_ += batch_;
     return batch;
@@ -58,6 +58,10 @@ class ProbeTask : public Task {
  public:
   torch::nn::Module& model() override { return *probe; }
   std::unique_ptr<BatchStream> stream(Split split, const Stage& stage, Shard) override {
+    if (split == Split::train) {
+      lengths.push_back(stage.length);
+      seeds.push_back(stage.seed);
+    }
     return std::make_unique<ProbeStream>(stage.batch, split == Split::valid ? 8 : 0);
   }
   Loss loss(const Batch& batch) override {
@@ -73,7 +77,7 @@ class ProbeTask : public Task {
   }
   torch::Tensor errors(const Batch& batch) {
     const torch::Tensor x = batch.tokens.index_select(0, batch.targets).to(torch::kFloat32).unsqueeze(1);
-    const torch::Tensor y = batch.labels.index_select(0, batch.targets).to(torch::kFloat32).unsqueeze(1);
+    const torch::Tensor y = batch.labels.to(torch::kFloat32).unsqueeze(1);
     return probe->linear(x) - y;
   }
 
@@ -81,6 +85,8 @@ class ProbeTask : public Task {
   bool noise = false, worsen = false;
   double factor = 1.0;  ///< of the loss
   int64_t calls = 0, poison_at = -1;
+  std::vector<int64_t> lengths;  ///< of the stages whose data was asked for
+  std::vector<uint64_t> seeds;
 };
 
 TrainerOptions probe_options() {
@@ -260,6 +266,47 @@ TEST_CASE("clipping looks at the true norm, whatever the loss scale") {
     }
     REQUIRE(norm > 1.5);
     CHECK(std::sqrt(moment) / 0.1 == Approx(std::min(norm, clip)).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("stages change batch and length, keep moments, and go on exactly after a stop anywhere") {
+  TrainerOptions options = probe_options();
+  options.stages = {{8, 4, 7}, {16, 2, 5}, {8, 4, 6}};
+  options.evaluate_every = 0;
+  TempDir whole_folder;
+  ProbeTask whole;
+  {
+    const TrainerOptions resolved = resolve(options, whole, {});
+    CHECK(resolved.steps == 18);
+    const Trainer::Result result = Trainer(whole, resolved, {}, whole_folder.path()).fit();
+    CHECK(result.finished);
+    CHECK(result.tokens == 7 * 4 + 5 * 2 + 6 * 4);
+  }
+  CHECK(whole.lengths == std::vector<int64_t>{8, 16, 8});
+  // The last stage reads in an order of its own.
+  CHECK(whole.seeds.front() != whole.seeds.back());
+  std::vector<int64_t> evaluated;
+  for (const auto& record : MetricsLog::read(whole_folder / "metrics.jsonl")) {
+    if (record["split"] == "valid") evaluated.push_back(record["step"]);
+  }
+  CHECK(evaluated == std::vector<int64_t>{7, 12, 18});
+
+  for (const int64_t stop : {3, 7, 9, 12, 17}) {
+    TempDir folder;
+    TrainerOptions cut = resolve(options, whole, {});
+    cut.checkpoint_every = stop;
+    ProbeTask first;
+    CHECK_THROWS_WITH(Trainer(first, cut, {}, folder.path()).fit([&](int64_t step, double, double) {
+                        if (step == stop + 1) throw std::runtime_error("killed");
+                      }),
+                      "killed");
+    ProbeTask second;
+    Trainer trainer(second, cut, {}, folder.path());
+    REQUIRE(trainer.resume());
+    REQUIRE(trainer.step() == stop);
+    trainer.fit();
+    CHECK(torch::equal(whole.probe->linear->weight, second.probe->linear->weight));
+    CHECK(torch::equal(whole.probe->linear->bias, second.probe->linear->bias));
   }
 }
 

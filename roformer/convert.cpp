@@ -1,0 +1,48 @@
+#include <unistd.h>
+
+#include <ostream>
+
+#include "roformer/core/log.h"
+#include "roformer/model_source.h"
+#include "roformer/text/pretrained.h"
+
+// A run or a folder becomes a Hugging Face folder.
+
+namespace roformer {
+
+int convert(const std::filesystem::path& source, const std::filesystem::path& folder, std::ostream& out) {
+  std::error_code problem;
+  if (std::filesystem::exists(folder, problem) && !std::filesystem::is_empty(folder, problem)) {
+    fail("{}: is there already and not empty; name a new folder", folder.string());
+  }
+  const ModelSource model = load_model_source(source);
+  for (const std::string& note : model.notes) log::info("{}", note);
+  hf_family_of(model.model->options().encoder);  // an Error before anything is made
+  // Made aside, so that a folder that is there is whole.
+  std::filesystem::path aside = folder;
+  if (!aside.has_filename()) aside = aside.parent_path();
+  aside += fmt::format(".partial-{}", getpid());
+  std::filesystem::create_directories(aside, problem);
+  if (problem) fail("{}: cannot be created: {}", folder.string(), problem.message());
+  try {
+    const HfReport report = save_hf(aside, *model.model, model.save);
+    for (const std::string& name : report.unused)
+      log::info("not written, the format has no place for it: {}", name);
+    if (model.has_tokenizer && !std::holds_alternative<BytesOptions>(model.tokenizer)) {
+      save_tokenizer(model.tokenizer, aside);
+    } else {
+      log::info("no tokenizer is written: {}",
+                model.has_tokenizer ? "bytes have no counterpart in Python" : "none in the folder");
+    }
+    std::filesystem::remove(folder, problem);  // if it is there, it is empty
+    std::filesystem::rename(aside, folder, problem);
+    if (problem) fail("{}: cannot be written: {}", folder.string(), problem.message());
+  } catch (...) {
+    std::filesystem::remove_all(aside, problem);
+    throw;
+  }
+  out << folder.string() << "\n";
+  return 0;
+}
+
+}  // namespace roformer

@@ -1,0 +1,148 @@
+#include <fstream>
+#include <ostream>
+
+#include <fmt/ostream.h>
+
+#include "roformer/core/files.h"
+#include "roformer/core/interrupt.h"
+#include "roformer/core/log.h"
+#include "roformer/data/example_stream.h"
+#include "roformer/model_source.h"
+
+// Features: the states of a model for texts, or for token ids that are given.
+
+namespace roformer {
+namespace {
+
+struct EncodeInput {
+  torch::Tensor tokens, keep, segments;  ///< [N, L]; segments may be undefined
+};
+
+torch::Tensor int64_matrix(const SafetensorsFile& file, const char* name, const std::filesystem::path& path) {
+  const torch::Tensor tensor = file.tensor(name);
+  if (tensor.scalar_type() != torch::kInt64 || tensor.dim() != 2 || tensor.numel() == 0) {
+    fail("{}: '{}' must be int64 of [B, L], and not empty", path.string(), name);
+  }
+  return tensor;
+}
+
+EncodeInput read_ids(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  if (!file.contains("input_ids")) fail("{}: 'input_ids' is missing", path.string());
+  EncodeInput input{int64_matrix(file, "input_ids", path), {}, {}};
+  if (file.contains("attention_mask")) input.keep = int64_matrix(file, "attention_mask", path).ne(0);
+  if (file.contains("token_type_ids")) input.segments = int64_matrix(file, "token_type_ids", path);
+  for (const torch::Tensor& tensor : {input.keep, input.segments}) {
+    if (tensor.defined() && tensor.sizes() != input.tokens.sizes()) {
+      fail("{}: attention_mask and token_type_ids must have the shape of input_ids", path.string());
+    }
+  }
+  return input;
+}
+
+/// Lines of text, or objects with "text" and perhaps "text_pair".
+EncodeInput read_texts(const std::filesystem::path& path, const Tokenizer& tokenizer, int64_t max_length) {
+  const bool jsonl = path.extension() == ".jsonl";
+  const std::string content = read_file(path, int64_t{1} << 30);
+  std::vector<Encoding> encodings;
+  size_t begin = 0, longest = 0;
+  for (int64_t number = 1; begin < content.size(); ++number) {
+    const size_t end = std::min(content.find('\n', begin), content.size());
+    std::string_view line = std::string_view(content).substr(begin, end - begin);
+    begin = end + 1;
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (jsonl) {
+      const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+      const bool pair = object.is_object() && object.contains("text_pair") && !object["text_pair"].is_null();
+      if (!object.is_object() || !object.contains("text") || !object["text"].is_string() ||
+          (pair && !object["text_pair"].is_string())) {
+        fail("{}:{}: must be an object with \"text\" (and \"text_pair\")", path.string(), number);
+      }
+      const auto first = object["text"].get<std::string>();
+      const std::string second = pair ? object["text_pair"].get<std::string>() : "";
+      const std::string_view view = second;
+      encodings.push_back(encode_texts(tokenizer, first, pair ? &view : nullptr, max_length));
+    } else {
+      encodings.push_back(encode_texts(tokenizer, line, nullptr, max_length));
+    }
+    longest = std::max(longest, encodings.back().ids.size());
+  }
+  if (encodings.empty()) fail("{}: is empty", path.string());
+  const auto rows = static_cast<int64_t>(encodings.size()), width = static_cast<int64_t>(longest);
+  EncodeInput input{torch::full({rows, width}, tokenizer.special(Special::pad), torch::kInt64),
+                    torch::zeros({rows, width}, torch::kBool), torch::zeros({rows, width}, torch::kInt64)};
+  for (int64_t row = 0; row < rows; ++row) {
+    const Encoding& encoding = encodings[static_cast<size_t>(row)];
+    std::copy(encoding.ids.begin(), encoding.ids.end(), input.tokens[row].data_ptr<int64_t>());
+    std::copy(encoding.segments.begin(), encoding.segments.end(), input.segments[row].data_ptr<int64_t>());
+    std::fill_n(input.keep[row].data_ptr<bool>(), encoding.ids.size(), true);
+  }
+  return input;
+}
+
+void check_range(const torch::Tensor& ids, int64_t limit, const char* what,
+                 const std::filesystem::path& path) {
+  const int64_t low = ids.min().item<int64_t>(), high = ids.max().item<int64_t>();
+  if (low < 0 || high >= limit) {
+    fail("{}: {} {} is outside 0 .. {}", path.string(), what, low < 0 ? low : high, limit - 1);
+  }
+}
+
+}  // namespace
+
+int encode(const EncodeRequest& request, std::ostream& out) {
+  ModelSource source = load_model_source(request.model);
+  for (const std::string& note : source.notes) log::info("{}", note);
+  const World world = World::open(request.device, request.threads);
+  Pretrained& model = source.model;
+  model->to(world.device);
+  const EncoderOptions& options = model->options().encoder;
+
+  EncodeInput input;
+  if (request.input.extension() == ".safetensors") {
+    input = read_ids(request.input);
+  } else {
+    if (!source.has_tokenizer)
+      fail("{}: has no tokenizer; give token ids in a .safetensors file", request.model.string());
+    input = read_texts(request.input, *make_tokenizer(source.tokenizer), request.max_length);
+  }
+  check_range(input.tokens, options.vocab_size, "token", request.input);
+  if (input.segments.defined()) {
+    if (options.segments == 0) {
+      input.segments = torch::Tensor();
+    } else {
+      check_range(input.segments, options.segments, "token type", request.input);
+    }
+  }
+
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> states, pooled, logits;
+  constexpr int64_t rows = 32;
+  for (int64_t begin = 0; begin < input.tokens.size(0); begin += rows) {
+    if (interrupted()) throw Interrupted();
+    auto part = [&](const torch::Tensor& tensor) {
+      return tensor.defined() ? tensor.slice(0, begin, begin + rows).to(world.device) : tensor;
+    };
+    PretrainedImpl::Output output;
+    if (request.states_only) {
+      output.last_hidden_state = model->encoder(part(input.tokens), part(input.keep), part(input.segments));
+    } else {
+      output = model->forward(part(input.tokens), part(input.keep), part(input.segments));
+    }
+    states.push_back(output.last_hidden_state.cpu());
+    if (output.pooler_output.defined()) pooled.push_back(output.pooler_output.cpu());
+    if (output.logits.defined()) logits.push_back(output.logits.cpu());
+  }
+  const torch::Tensor mask =
+      input.keep.defined() ? input.keep.to(torch::kInt64) : torch::ones_like(input.tokens);
+  std::vector<std::pair<std::string, torch::Tensor>> tensors{
+      {"input_ids", input.tokens}, {"attention_mask", mask}, {"last_hidden_state", torch::cat(states)}};
+  if (!pooled.empty()) tensors.emplace_back("pooler_output", torch::cat(pooled));
+  if (!logits.empty()) tensors.emplace_back("logits", torch::cat(logits));
+  save_safetensors(request.output, tensors);
+  for (const auto& [name, tensor] : tensors)
+    out << fmt::format("{} {}\n", name, fmt::streamed(tensor.sizes()));
+  return 0;
+}
+
+}  // namespace roformer

@@ -1,0 +1,64 @@
+#include "roformer/model_source.h"
+
+#include "roformer/run_folder.h"
+#include "roformer/text/pretrained.h"
+
+namespace roformer {
+namespace {
+
+ModelSource from_run(const std::filesystem::path& source) {
+  const std::filesystem::path checkpoint = find_checkpoint(source);
+  const RunOptions run = load_run_folder(checkpoint.parent_path().parent_path());
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
+  ModelSource result;
+  result.tokenizer = run.tokenizer;
+  PretrainedOptions options;
+  options.encoder = run.model;
+  if (options.encoder.vocab_size == 0) options.encoder.vocab_size = tokenizer->vocab_size();
+  result.save.pad_token = tokenizer->special(Special::pad);
+  if (const auto* glue = std::get_if<GlueOptions>(&run.task)) {
+    const GlueInfo& info = glue_info(glue->name);
+    options.head = HeadType::classifier;
+    options.classifier = {glue->head, info.regression() ? 1 : static_cast<int64_t>(info.labels.size()), {}};
+    result.save.label_names = info.labels;
+    result.save.problem_type = info.regression() ? "regression" : "single_label_classification";
+  } else {
+    options.head = HeadType::mlm;
+  }
+  result.model = Pretrained(options);
+  const LoadReport report = load_weights(*result.model, load_checkpoint(checkpoint).tensors, "model.");
+  for (const auto* problems : {&report.missing, &report.unexpected, &report.misshapen}) {
+    if (!problems->empty())
+      fail("{}: does not fit the options of its run: {}", checkpoint.string(), problems->front());
+  }
+  return result;
+}
+
+ModelSource from_folder(const std::filesystem::path& source) {
+  ModelSource result;
+  const HfFolder folder = open_hf(source);
+  HfReport report;
+  result.model = load_pretrained(folder, &report);
+  for (const std::string& name : report.unused) result.notes.push_back("not taken over: " + name);
+  for (const std::string& name : report.fresh) result.notes.push_back("newly initialised: " + name);
+  result.save = {folder.dtype, folder.label_names, folder.problem_type, folder.max_length, folder.pad_token};
+  std::error_code ignored;
+  result.has_tokenizer = std::filesystem::exists(source / "vocab.txt", ignored) ||
+                         std::filesystem::exists(source / "tokenizer_config.json", ignored);
+  if (result.has_tokenizer) result.tokenizer = tokenizer_of_folder(source);
+  return result;
+}
+
+}  // namespace
+
+ModelSource load_model_source(const std::filesystem::path& source) {
+  std::error_code ignored;
+  const bool folder = std::filesystem::is_directory(source, ignored) &&
+                      std::filesystem::exists(source / "config.json", ignored) &&
+                      !std::filesystem::exists(source / "config.yaml", ignored);
+  ModelSource result = folder ? from_folder(source) : from_run(source);
+  result.model->eval();
+  return result;
+}
+
+}  // namespace roformer
