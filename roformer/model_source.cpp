@@ -16,6 +16,10 @@ ModelSource from_run(const std::filesystem::path& source) {
   options.encoder = run.model;
   if (options.encoder.vocab_size == 0) options.encoder.vocab_size = tokenizer->vocab_size();
   result.save.pad_token = tokenizer->special(Special::pad);
+  for (const PositionOptions& positions : run.model.positions) {
+    if (const auto* learned = std::get_if<LearnedOptions>(&positions))
+      result.save.max_length = learned->max_length;
+  }
   if (const auto* glue = std::get_if<GlueOptions>(&run.task)) {
     const GlueInfo& info = glue_info(glue->name);
     options.head = HeadType::classifier;

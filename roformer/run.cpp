@@ -12,9 +12,9 @@
 #include "roformer/core/files.h"
 #include "roformer/core/interrupt.h"
 #include "roformer/core/log.h"
+#include "roformer/hf/folder.h"
 #include "roformer/report/tables.h"
 #include "roformer/run_folder.h"
-#include "roformer/hf/folder.h"
 #include "roformer/text/pretrained.h"
 
 namespace roformer {
@@ -48,14 +48,11 @@ std::string git_commit() {
 void write_environment(const std::filesystem::path& folder, const World& world) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  nlohmann::ordered_json environment = {{"roformer", ROFORMER_VERSION},
-                                        {"libtorch", TORCH_VERSION},
-                                        {"compiler", __VERSION__},
-                                        {"device", world.device.str()},
-                                        {"threads", at::get_num_threads()},
-                                        {"cores", std::thread::hardware_concurrency()},
-                                        {"processor", processor_name()},
-                                        {"host", host}};
+  nlohmann::ordered_json environment = {
+      {"roformer", ROFORMER_VERSION},     {"libtorch", TORCH_VERSION},
+      {"compiler", __VERSION__},          {"device", world.device.str()},
+      {"threads", at::get_num_threads()}, {"cores", std::thread::hardware_concurrency()},
+      {"processor", processor_name()},    {"host", host}};
   if (const std::string commit = git_commit(); !commit.empty()) environment["git_commit"] = commit;
   write_file_atomically(folder / "environment.json", environment.dump(2) + "\n");
 }
@@ -129,6 +126,13 @@ void check_text(const char* option, const std::vector<std::filesystem::path>& pa
 void check_inputs(const RunOptions& run) {
   check_text("data.train", run.data.train);
   check_text("data.valid", run.data.valid);
+  if (const auto* glue = std::get_if<GlueOptions>(&run.task)) {
+    try {
+      for (const GluePart part : {GluePart::train, GluePart::dev}) glue_files(glue->name, glue->folder, part);
+    } catch (const Error& error) {
+      fail("task.folder: {}", error.what());
+    }
+  }
   if (run.model.init_from.empty()) return;
   try {
     load_checkpoint_state(find_checkpoint(run.model.init_from));
@@ -144,7 +148,8 @@ std::vector<std::pair<std::string, int64_t>> lengths_of(const RunOptions& run) {
   if (const auto* glue = std::get_if<GlueOptions>(&run.task)) return {{"task.length", glue->length}};
   if (run.trainer.stages.empty()) return {{"data.length", run.data.length}};
   std::vector<std::pair<std::string, int64_t>> lengths;
-  for (const StageOptions& stage : run.trainer.stages) lengths.emplace_back("trainer.stages: length", stage.length);
+  for (const StageOptions& stage : run.trainer.stages)
+    lengths.emplace_back("trainer.stages: length", stage.length);
   return lengths;
 }
 
@@ -163,7 +168,8 @@ void validate(const RunOptions& options) {
   if (std::holds_alternative<MlmOptions>(options.task)) {
     if (options.data.train.empty()) fail("data.train must name a file or a folder");
   } else {
-    if (!options.data.train.empty()) fail("data.train: is not read by this task, which has a folder of its own (task.folder)");
+    if (!options.data.train.empty())
+      fail("data.train: is not read by this task, which has a folder of its own (task.folder)");
     if (!options.trainer.stages.empty()) fail("trainer.stages: this task has no sequences of a fixed length");
   }
   if (options.grid.kind != ConfigNode::Kind::null && options.grid.kind != ConfigNode::Kind::map) {
@@ -193,7 +199,9 @@ RunOptions load_run(const std::filesystem::path& config, const std::vector<std::
 
 namespace {
 
-Corpus read_corpus(DataOptions data, int64_t length, const Tokenizer& tokenizer, const std::filesystem::path& cache) {
+/// Tokenised, at one of the run's lengths.
+Corpus read_corpus(DataOptions data, int64_t length, const Tokenizer& tokenizer,
+                   const std::filesystem::path& cache) {
   data.length = length;
   std::optional<log::Progress> progress;
   return prepare_corpus(data, tokenizer, cache, [&](int64_t done, int64_t total) {
@@ -208,23 +216,28 @@ Corpus read_corpus(DataOptions data, int64_t length, const Tokenizer& tokenizer,
 
 }  // namespace
 
-std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const std::filesystem::path& cache) {
+std::unique_ptr<Task> make_task(const RunOptions& run, const World& world,
+                                const std::filesystem::path& cache) {
   require_precision(run.trainer.precision, world.device);
   set_matmul_precision(run.trainer.matmul_precision, world.device);
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
   EncoderOptions model = run.model;
   if (model.vocab_size == 0) model.vocab_size = tokenizer->vocab_size();
   if (model.vocab_size < tokenizer->vocab_size()) {
-    fail("model.vocab_size {} is less than the {} tokens of the tokenizer", model.vocab_size, tokenizer->vocab_size());
+    fail("model.vocab_size {} is less than the {} tokens of the tokenizer", model.vocab_size,
+         tokenizer->vocab_size());
   }
   std::unique_ptr<Task> task;
   if (const auto* glue = std::get_if<GlueOptions>(&run.task)) {
     torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
-    task = std::make_unique<FineTuneTask>(*glue, model, *tokenizer);
+    auto fine_tune = std::make_unique<FineTuneTask>(*glue, model, *tokenizer);
+    for (const std::string& note : fine_tune->notes()) log::info("{}", note);
+    task = std::move(fine_tune);
   } else {
     std::map<int64_t, Corpus> corpora;
     for (const auto& [name, length] : lengths_of(run)) {
-      if (!corpora.contains(length)) corpora.emplace(length, read_corpus(run.data, length, *tokenizer, cache));
+      if (!corpora.contains(length))
+        corpora.emplace(length, read_corpus(run.data, length, *tokenizer, cache));
     }
     torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
     task = std::make_unique<MlmTask>(std::get<MlmOptions>(run.task), model, *tokenizer, corpora,
@@ -261,7 +274,8 @@ int train(const TrainRequest& request) {
   log::open_file(folder / "log.txt");
   write_environment(folder, world);
 
-  const std::unique_ptr<Task> task = make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
+  const std::unique_ptr<Task> task =
+      make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
   const TrainerOptions options = resolve(run.trainer, *task, world);
   Trainer trainer(*task, options, world, folder);
   if (request.resume && trainer.resume()) {
@@ -283,12 +297,9 @@ int train(const TrainRequest& request) {
     log::info("ended after update {}, saved; the same command with --resume goes on", result.step);
     return interrupted_status;
   }
-  const nlohmann::ordered_json summary = {{"finished", true},
-                                          {"asked_steps", run.trainer.steps},
-                                          {"step", result.step},
-                                          {"metrics", result.metrics},
-                                          {"parameters", parameters},
-                                          {"tokens", result.tokens},
+  const nlohmann::ordered_json summary = {{"finished", true},         {"asked_steps", run.trainer.steps},
+                                          {"step", result.step},      {"metrics", result.metrics},
+                                          {"parameters", parameters}, {"tokens", result.tokens},
                                           {"seconds", result.seconds}};
   plot_curve(folder);
   write_predictions(folder, result.evaluation);
@@ -298,20 +309,26 @@ int train(const TrainRequest& request) {
   return 0;
 }
 
-int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::string>& sets, std::ostream& out) {
+int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::string>& sets,
+             std::ostream& out) {
   const std::filesystem::path checkpoint = find_checkpoint(run_or_file);
   const std::filesystem::path folder = checkpoint.parent_path().parent_path();
-  const RunOptions run = load_run_folder(folder, sets);
+  RunOptions run = load_run_folder(folder, sets);
+  run.trainer.stages.clear();  // at data.length, whatever lengths it was trained at
   const World world = World::open(run.trainer.device, run.trainer.threads);
-  const std::unique_ptr<Task> task = make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
+  const std::unique_ptr<Task> task =
+      make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
   const Checkpoint stored = load_checkpoint(checkpoint);
   const LoadReport report = load_weights(task->model(), stored.tensors, "model.");
-  for (const std::string& name : report.missing) log::warn("{} is not in the checkpoint: keeps its initial value", name);
+  for (const std::string& name : report.missing)
+    log::warn("{} is not in the checkpoint: keeps its initial value", name);
   for (const std::string& name : report.unexpected) log::warn("{} of the checkpoint is not used", name);
-  if (!report.misshapen.empty()) fail("{}: does not fit the model: {}", checkpoint.string(), report.misshapen.front());
+  if (!report.misshapen.empty())
+    fail("{}: does not fit the model: {}", checkpoint.string(), report.misshapen.front());
   const Stage stage{run.trainer.batch, static_cast<uint64_t>(run.trainer.seed)};
   const Evaluation evaluation = evaluate_task(*task, stage, run.trainer.precision, world);
-  if (evaluation.count == 0) fail("{}: no validation text: set data.valid or data.valid_fraction", folder.string());
+  if (evaluation.count == 0)
+    fail("{}: no validation text: set data.valid or data.valid_fraction", folder.string());
   const Metrics metrics = task->metrics(evaluation);
   out << "checkpoint " << checkpoint.string() << " (update " << stored.state["step"] << ")\n";
   for (const auto& [name, value] : metrics) out << fmt::format("{} {:.6f}\n", name, value);
@@ -361,10 +378,12 @@ int print_info(const std::filesystem::path& run_or_checkpoint, std::ostream& out
     if (!name.starts_with("model.")) continue;
     const std::string inner = name.substr(6);
     size_t end = inner.find('.');
-    for (int depth = inner.starts_with("encoder.layers.") ? 2 : 1; depth > 0 && end != std::string::npos; --depth) {
+    for (int depth = inner.starts_with("encoder.layers.") ? 2 : 1; depth > 0 && end != std::string::npos;
+         --depth) {
       end = inner.find('.', end + 1);
     }
-    const std::string module = end == std::string::npos ? inner.substr(0, inner.rfind('.')) : inner.substr(0, end);
+    const std::string module =
+        end == std::string::npos ? inner.substr(0, inner.rfind('.')) : inner.substr(0, end);
     if (!modules.contains(module)) order.push_back(module);
     auto& [tensors, parameters] = modules[module];
     ++tensors;

@@ -10,10 +10,19 @@ namespace {
 
 /// These may change when a run goes on: they leave the updates made so far as they were.
 const std::set<std::string>& changeable_options() {
-  static const std::set<std::string> names = {
-      "data.cache",     "data.eval_sequences", "trainer.steps",  "trainer.log_every", "trainer.evaluate_every",
-      "trainer.checkpoint_every", "trainer.keep",  "trainer.patience", "trainer.device",  "trainer.threads",
-      "arms",           "grid",           "seeds"};
+  static const std::set<std::string> names = {"data.cache",
+                                              "data.eval_sequences",
+                                              "trainer.steps",
+                                              "trainer.log_every",
+                                              "trainer.evaluate_every",
+                                              "trainer.checkpoint_every",
+                                              "trainer.keep",
+                                              "trainer.patience",
+                                              "trainer.device",
+                                              "trainer.threads",
+                                              "arms",
+                                              "grid",
+                                              "seeds"};
   return names;
 }
 
@@ -40,13 +49,21 @@ std::string first_difference(const ConfigNode& before, const ConfigNode& now, co
   return "";
 }
 
+/// Everything is spelt out in it, so a Hugging Face folder that it names need not be there any more.
+RunOptions read_folder_config(const std::filesystem::path& config, const std::vector<std::string>& sets) {
+  RunOptions run;
+  read(load_config(config, sets), run);
+  return run;
+}
+
 }  // namespace
 
 RunOptions load_run_folder(const std::filesystem::path& folder, const std::vector<std::string>& sets) {
   const std::filesystem::path config = folder / "config.yaml";
   std::error_code ignored;
-  if (!std::filesystem::exists(config, ignored)) fail("{}: no run folder (it has no config.yaml)", folder.string());
-  return load_run(config, sets);
+  if (!std::filesystem::exists(config, ignored))
+    fail("{}: no run folder (it has no config.yaml)", folder.string());
+  return read_folder_config(config, sets);
 }
 
 void claim_run_folder(const std::filesystem::path& folder, const RunOptions& run) {
@@ -54,10 +71,10 @@ void claim_run_folder(const std::filesystem::path& folder, const RunOptions& run
   std::error_code ignored;
   const bool trained = !CheckpointFolder(folder).steps().empty();  // else there is nothing to protect
   if (trained && std::filesystem::exists(config, ignored)) {
-    const std::string difference = first_difference(write(load_run(config)), write(run), "");
+    const std::string difference = first_difference(write(read_folder_config(config, {})), write(run), "");
     if (!difference.empty()) {
-      fail("{}: holds a run with other options ({}); remove it, or choose another folder with --run", folder.string(),
-           difference);
+      fail("{}: holds a run with other options ({}); remove it, or choose another folder with --run",
+           folder.string(), difference);
     }
   }
   std::filesystem::create_directories(folder, ignored);
@@ -69,9 +86,11 @@ std::optional<nlohmann::json> finished_result(const std::filesystem::path& folde
   const std::filesystem::path path = folder / "result.json";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return std::nullopt;
-  const nlohmann::json result = nlohmann::json::parse(read_file(path, 1 << 20), nullptr, /*allow_exceptions=*/false);
-  const bool usable = result.is_object() && result.value("finished", false) && result.contains("asked_steps") &&
-                      result["asked_steps"].is_number_integer() && result["asked_steps"] == steps;
+  const nlohmann::json result =
+      nlohmann::json::parse(read_file(path, 1 << 20), nullptr, /*allow_exceptions=*/false);
+  const bool usable = result.is_object() && result.value("finished", false) &&
+                      result.contains("asked_steps") && result["asked_steps"].is_number_integer() &&
+                      result["asked_steps"] == steps;
   return usable ? std::optional(result) : std::nullopt;
 }
 
@@ -79,7 +98,8 @@ Curve read_curve(const std::filesystem::path& folder, const std::string& split, 
   Curve curve;
   curve.label = split;
   for (const nlohmann::json& record : MetricsLog::read(folder / "metrics.jsonl")) {
-    if (record.value("split", "") != split || !record.contains(metric) || !record[metric].is_number()) continue;
+    if (record.value("split", "") != split || !record.contains(metric) || !record[metric].is_number())
+      continue;
     curve.x.push_back(record.value("step", 0.0));
     curve.y.push_back(record[metric]);
   }

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "roformer/hf/safetensors.h"
+#include "roformer/models/encoder.h"
 #include "roformer/torch.h"
 #include "roformer/train/world.h"
 #include <ATen/CPUGeneratorImpl.h>
@@ -62,6 +63,20 @@ inline torch::Device test_device() {
     return World::open(name && *name ? name : "cpu", 0).device;
   }();
   return device;
+}
+
+/// Two blocks without dropout; a head is 4 to 16 wide.
+inline EncoderOptions small_encoder(int64_t dim, int64_t vocab_size,
+                                    const PositionOptions& positions = RotaryOptions{}) {
+  EncoderOptions options;
+  options.dim = dim;
+  options.layers = 2;
+  options.heads = dim < 32 ? 2 : 4;
+  options.ffn = dim * 3 / 2;
+  options.dropout = 0.0;
+  options.vocab_size = vocab_size;
+  options.positions = {positions};
+  return options;
 }
 
 /// One folder of reference values: inputs.safetensors, expected.safetensors, case.json.

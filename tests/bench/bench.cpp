@@ -4,8 +4,11 @@
 
 #include <time.h>
 
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -15,6 +18,7 @@
 #include "roformer/core/error.h"
 #include "roformer/hf/names.h"
 #include "roformer/nn/rotary.h"
+#include "roformer/text/tokenizer.h"
 #include "roformer/train/checkpoint.h"
 #include "roformer/train/optimizer.h"
 #include "roformer/train/precision.h"
@@ -159,8 +163,36 @@ class Training {
   size_t next_ = 0;
 };
 
+/// Lines of text to ids, without [CLS] and [SEP]; every line's ids are kept until the next run.
+class Tokenizing {
+ public:
+  Tokenizing(const std::string& vocabulary, const std::string& text) {
+    roformer::WordPieceOptions options;
+    options.vocab = vocabulary;
+    tokenizer_ = roformer::make_tokenizer(options);
+    std::ifstream in(text, std::ios::binary);
+    for (std::string line; std::getline(in, line);) lines_.push_back(line);
+  }
+
+  void run() {
+    ids_.clear();
+    for (const std::string& line : lines_) tokenizer_->encode(line, ids_.emplace_back());
+  }
+
+  void save(const std::string& path) const {
+    std::ofstream out(path, std::ios::binary);
+    for (const std::vector<int32_t>& ids : ids_) out << fmt::format("{}\n", fmt::join(ids, " "));
+  }
+
+ private:
+  std::unique_ptr<roformer::Tokenizer> tokenizer_;
+  std::vector<std::string> lines_;
+  std::vector<std::vector<int32_t>> ids_;
+};
+
 struct Session {
   std::unique_ptr<Rope> rope;
+  std::unique_ptr<Tokenizing> tokenizing;
   std::unique_ptr<Training> training;
   std::vector<char> from, to;
   torch::Tensor a, b, c;
@@ -196,6 +228,16 @@ struct Session {
       return {{"losses", losses}};
     }
     if (what == "step") return measure(count, [&] { training->step(); });
+    if (what == "tokenize_load") {
+      tokenizing = std::make_unique<Tokenizing>(request.at("vocab"), request.at("text"));
+      return Json::object();
+    }
+    if (what == "tokenize_save") {
+      tokenizing->run();
+      tokenizing->save(request.at("path"));
+      return Json::object();
+    }
+    if (what == "tokenize") return measure(count, [&] { tokenizing->run(); });
     if (what == "memcpy") {
       const size_t bytes = request.at("bytes");
       from.resize(bytes, 1);

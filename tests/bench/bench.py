@@ -1,4 +1,4 @@
-"""Speed side by side with Hugging Face's transformers: bench.py [folder of the build] [--pairs N] [--only NAME].
+"""Speed side by side with Python packages: bench.py [folder of the build] [--pairs N] [--only NAME].
 
 Both sides run in one process each, which measure one block of work on request. Blocks alternate, so that whatever else
 the machine does meets both; each pair gives one ratio, time of the peer by ours. Reported is the median of the ratios
@@ -7,17 +7,65 @@ comes first: it is what other load disturbs least. Outputs and losses are compar
 """
 
 import argparse
+import glob
 import json
 import math
 import os
 import platform
+import resource
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 
 from sides import SMALL, open_sides
 
 ROPE_SHAPE = [8, 12, 512, 64]
+TEXT_BYTES = 10_000_000
+
+
+def english_paragraphs():
+    """(where from, 10 MB of text as paragraphs without line breaks)."""
+    data = os.environ.get("ROFORMER_DATA")
+    patterns = ("gutenberg/*.txt", "wikitext-2-raw/*.raw")
+    files = sorted(f for pattern in patterns for f in glob.glob(os.path.join(data, "text_en", pattern))) if data else []
+    source = "Project Gutenberg and WikiText-2" if files else "FOLDOC, repeated"
+    files = files or ["build/data/foldoc.txt"] * 2
+    paragraphs, size = [], 0
+    for path in files:
+        with open(path, encoding="utf-8", errors="replace") as text:
+            paragraph = []
+            for line in [*text.read().replace("\0", " ").split("\n"), ""]:
+                if line.strip():
+                    paragraph.append(line.strip())
+                elif paragraph:
+                    paragraphs.append(" ".join(paragraph))
+                    size += len(paragraphs[-1].encode()) + 1
+                    paragraph = []
+                    if size >= TEXT_BYTES:
+                        return source, paragraphs
+    return source, paragraphs
+
+
+def write_lines(path, lines):
+    with open(path, "w", encoding="utf-8", newline="\n") as out:
+        out.writelines(line + "\n" for line in lines)
+
+
+def read_lines(path):
+    with open(path, encoding="utf-8", newline="\n") as lines:
+        return lines.read().split("\n")[:-1]
+
+
+def process_time(command, **options):
+    """Of a process from start to end."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, **{"stdout": subprocess.DEVNULL, **options})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return {"cpu": cpu, "wall": time.perf_counter() - start}
 
 
 def median_interval(values, level=0.95):
@@ -118,6 +166,80 @@ class Bench:
         theirs.close()
         return worst
 
+    def wordpiece(self, paragraphs):
+        """Returns what was left out, in words."""
+        text = self.path("text.txt")
+        write_lines(text, paragraphs)
+        vocab = "build/models/minilm/vocab.txt"
+        vocab_name = "BERT's vocabulary"
+        if not os.path.exists(vocab):  # `make models` was not run
+            vocab, vocab_name = self.path("vocab.txt"), "vocabulary made from the text"
+            command = [os.path.join(self.build, "roformer"), "train-tokenizer", "wordpiece", vocab, text]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        ours, theirs = open_sides(self.build)
+
+        def load_and_compare(lines):
+            write_lines(text, lines)
+            for side in (ours, theirs):
+                side.ask("tokenize_load", vocab=vocab, text=text)
+                side.ask("tokenize_save", path=self.path(side.name))
+            results = [read_lines(self.path(side.name)) for side in (ours, theirs)]
+            if [len(lines)] * 2 != [len(result) for result in results]:
+                raise SystemExit(f"tokenize: {len(lines)} lines in, {[len(r) for r in results]} out")
+            return results[0], [i for i, (one, two) in enumerate(zip(*results)) if one != two]
+
+        our_ids, different = load_and_compare(paragraphs)
+        # The two tokenizers of transformers are not equal; ours follows the slow one, to the letter.
+        slow = theirs.ask("tokenize_slowly", vocab=vocab, lines=[paragraphs[i] for i in different])["ids"]
+        for i, ids in zip(different, slow):
+            if our_ids[i] != " ".join(map(str, ids)):
+                raise SystemExit(f"tokenize: neither of transformers' tokenizers gives our ids for: {paragraphs[i]}")
+        if different:
+            left_out = set(different)
+            _, again = load_and_compare([line for i, line in enumerate(paragraphs) if i not in left_out])
+            assert not again, again
+        name = f"WordPiece, {vocab_name} / tokenizers, encode_batch_fast"
+        self.compare(name, self.block(ours, "tokenize", 1), self.block(theirs, "tokenize", 1), 1, "-", target=1.0)
+        ours.close()
+        theirs.close()
+        return (
+            f"WordPiece: ids of all {len(paragraphs) - len(different)} paragraphs equal; left out before: "
+            f"{len(different)} for which tokenizers differs from transformers' slow tokenizer, whose ids are ours"
+        )
+
+    def sentencepiece(self, paragraphs):
+        """Both as programs, text in and ids out, less the time for an empty text. Returns what was done, in words."""
+        peer = shutil.which("spm_encode")
+        if not peer:
+            return "SentencePiece: not measured, there is no spm_encode (Debian package sentencepiece)"
+        program = os.path.join(self.build, "roformer")
+        text, empty, model, config = (self.path(n) for n in ("spm.txt", "empty.txt", "bpe.model", "bpe.yaml"))
+        write_lines(text, paragraphs)
+        write_lines(empty, [])
+        command = [program, "train-tokenizer", "bpe", model, text, "--vocab-size", "8000", "--memory", "2"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        write_lines(config, [f"tokenizer: {{type: sentencepiece, model: {json.dumps(model)}}}"])
+        commands = (
+            [program, "tokenize", config, "--no-special", "--threads", "1"],
+            [peer, f"--model={model}", "--output_format=id"],
+        )
+        results = []
+        for number, command in enumerate(commands):
+            path = self.path(f"spm-{number}.txt")
+            with open(path, "w") as out:
+                process_time([*command, text], stdout=out)
+            results.append(read_lines(path))
+        if results[0] != results[1] or len(results[0]) != len(paragraphs):
+            raise SystemExit("tokenize: the ids of SentencePiece differ from spm_encode's")
+
+        def block(command):
+            starts = [process_time([*command, empty]) for _ in range(9)]
+            start = {clock: statistics.median(s[clock] for s in starts) for clock in ("cpu", "wall")}
+            return lambda: {clock: t - start[clock] for clock, t in process_time([*command, text]).items()}
+
+        self.compare("SentencePiece BPE, 8,000 pieces / spm_encode", *map(block, commands), 1, "-")
+        return f"SentencePiece: ids of all {len(paragraphs)} paragraphs equal"
+
     def machine(self, threads, matmul):
         ours, theirs = open_sides(self.build, threads, matmul)
         theirs.close()
@@ -163,7 +285,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", nargs="?", default="build/release", help="folder of the build")
     parser.add_argument("--pairs", type=int, default=31, help="pairs of blocks for each row (at least 6)")
-    parser.add_argument("--only", choices=("rope", "step_small", "machine"), help="only this part")
+    parser.add_argument("--only", choices=("rope", "step_small", "tokenize", "machine"), help="only this part")
     arguments = parser.parse_args()
     if arguments.pairs < 6:
         parser.error("--pairs: fewer than 6 pairs give no 95 % interval")
@@ -172,7 +294,7 @@ def main():
     load = os.getloadavg()[0]
     if load > 0.5:
         print(f"The load of this machine is {load:.1f}: other work disturbs these times.\n", file=sys.stderr)
-    checks = {}
+    checks, notes = {}, []
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(arguments.build, arguments.pairs, folder)
         wanted = lambda part: arguments.only in (None, part)
@@ -186,6 +308,11 @@ def main():
         # The faster route for products on AMD processors (trainer.matmul_precision), for both sides.
         if wanted("step_small"):
             checks["step_small, medium"] = bench.step_small(1, "medium", (0.1,))
+        if wanted("tokenize"):
+            source, paragraphs = english_paragraphs()
+            notes.append(f"Text: {source}, {sum(len(p.encode()) + 1 for p in paragraphs) / 1e6:.1f} MB")
+            notes.append(bench.wordpiece(paragraphs))
+            notes.append(bench.sentencepiece(paragraphs))
         if wanted("machine"):
             bench.machine(1, "medium")
 
@@ -193,7 +320,9 @@ def main():
     markdown(bench)
     if checks:
         print("\nLargest relative difference of results: " + "; ".join(f"{k} {v:.1e}" for k, v in checks.items()))
-    report = {"processor": processor(), "cores": cores, "load": load, "checks": checks}
+    if notes:
+        print("\n" + ".\n".join(notes) + ".")
+    report = {"processor": processor(), "cores": cores, "load": load, "checks": checks, "notes": notes}
     with open("build/bench.json", "w") as out:
         json.dump({**report, "rows": bench.rows, "rates": bench.rates}, out, indent=2)
 

@@ -12,6 +12,9 @@ CONDITIONS = {
     "MALLOC_TOP_PAD_": str(64 << 20),
     "OMP_WAIT_POLICY": "passive",
     "HF_HUB_OFFLINE": "1",
+    # `tokenizers` on the calling thread.
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAYON_NUM_THREADS": "1",
 }
 
 # The model of step_small.

@@ -17,16 +17,9 @@ using torch::kFloat64;
 namespace {
 
 EncoderOptions device_options(const PositionOptions& positions) {
-  EncoderOptions o;
-  o.dim = 64;
-  o.layers = 2;
-  o.heads = 4;
-  o.ffn = 96;
-  o.dropout = 0.0;
-  o.init_std = 0.2;
-  o.positions = {positions};
-  o.vocab_size = 53;
-  return o;
+  EncoderOptions options = test::small_encoder(64, 53, positions);
+  options.init_std = 0.2;
+  return options;
 }
 
 Batch device_batch(bool padded) {

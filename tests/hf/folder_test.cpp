@@ -11,19 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-EncoderOptions folder_options(const PositionOptions& positions) {
-  EncoderOptions o;
-  o.dim = 8;
-  o.layers = 2;
-  o.heads = 2;
-  o.ffn = 12;
-  o.vocab_size = 11;
-  o.positions = {positions};
-  return o;
-}
-
-EncoderOptions folder_bert() { return folder_options(LearnedOptions{.max_length = 16}); }
-EncoderOptions folder_roformer() { return folder_options(RotaryOptions{}); }
+EncoderOptions folder_bert() { return test::small_encoder(8, 11, LearnedOptions{.max_length = 16}); }
+EncoderOptions folder_roformer() { return test::small_encoder(8, 11); }
 
 /// Every parameter random, biases and norms too.
 template <class Model>
@@ -373,11 +362,13 @@ TEST_CASE("hf folder: what has no counterpart cannot be written") {
   EncoderOptions pre = folder_bert();
   pre.norm = NormPlacement::pre;
   REQUIRE_THAT(error(pre), Catch::Contains("only model.norm: post can be written"));
-  REQUIRE_THAT(error(folder_options(NoneOptions{})), Catch::Contains("no other can be written"));
-  REQUIRE_THAT(error(folder_options(SinusoidalOptions{})), Catch::Contains("no other can be written"));
+  REQUIRE_THAT(error(test::small_encoder(8, 11, NoneOptions{})), Catch::Contains("no other can be written"));
+  REQUIRE_THAT(error(test::small_encoder(8, 11, SinusoidalOptions{})),
+               Catch::Contains("no other can be written"));
   for (const RotaryOptions& rotary :
        {RotaryOptions{.layout = RotaryLayout::halves}, {.base = 500.0}, {.dim = 2}, {.trainable = true}}) {
-    REQUIRE_THAT(error(folder_options(rotary)), Catch::Contains("other rotary options cannot be written"));
+    REQUIRE_THAT(error(test::small_encoder(8, 11, rotary)),
+                 Catch::Contains("other rotary options cannot be written"));
   }
   EncoderOptions both = folder_bert();
   both.positions.push_back(RotaryOptions{});

@@ -10,17 +10,6 @@ using namespace roformer;
 
 namespace {
 
-EncoderOptions names_options(const PositionOptions& positions) {
-  EncoderOptions o;
-  o.dim = 8;
-  o.layers = 2;
-  o.heads = 2;
-  o.ffn = 12;
-  o.vocab_size = 11;
-  o.positions = {positions};
-  return o;
-}
-
 using NamesTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
 NamesTensors names_tensors(MaskedLm& model, HfFamily family) {
@@ -65,8 +54,8 @@ TEST_CASE("hf names: every parameter of the models has a name of its own") {
       expected.insert(prefix + "encoder.layer.1." + name);
     }
     if (family == HfFamily::bert) expected.insert("bert.embeddings.position_embeddings.weight");
-    MaskedLm model(
-        names_options(family == HfFamily::bert ? PositionOptions(LearnedOptions{}) : RotaryOptions{}));
+    MaskedLm model(test::small_encoder(
+        8, 11, family == HfFamily::bert ? PositionOptions(LearnedOptions{}) : RotaryOptions{}));
     std::set<std::string> names;
     for (const auto& [name, tensor] : names_tensors(model, family)) names.insert(name);
     REQUIRE(names == expected);
@@ -81,7 +70,7 @@ TEST_CASE("hf names: weights load, whatever else the file holds and whatever the
   for (const HfFamily family : {HfFamily::bert, HfFamily::roformer}) {
     const PositionOptions positions =
         family == HfFamily::bert ? PositionOptions(LearnedOptions{}) : RotaryOptions{};
-    MaskedLm source(names_options(positions)), model(names_options(positions));
+    MaskedLm source(test::small_encoder(8, 11, positions)), model(test::small_encoder(8, 11, positions));
     NamesTensors tensors = names_tensors(source, family);
     for (auto& [name, tensor] : tensors) tensor = torch::randn_like(tensor).to(torch::kBFloat16);
     const NamesTensors wanted = tensors;
@@ -101,7 +90,8 @@ TEST_CASE("hf names: weights load, whatever else the file holds and whatever the
 
 TEST_CASE("hf names: all that does not fit is listed at once, and nothing is loaded") {
   test::TempDir folder;
-  MaskedLm source(names_options(RotaryOptions{})), model(names_options(RotaryOptions{}));
+  MaskedLm source(test::small_encoder(8, 11, RotaryOptions{})),
+      model(test::small_encoder(8, 11, RotaryOptions{}));
   NamesTensors tensors;
   for (auto& [name, tensor] : names_tensors(source, HfFamily::roformer)) {
     if (name == "roformer.encoder.layer.1.output.dense.bias" || name == "cls.predictions.bias") continue;
@@ -117,7 +107,7 @@ TEST_CASE("hf names: all that does not fit is listed at once, and nothing is loa
   REQUIRE(torch::equal(before, model->encoder->token_weight()));
 
   // RoFormer's file has no table of positions.
-  MaskedLm bert(names_options(LearnedOptions{}));
+  MaskedLm bert(test::small_encoder(8, 11, LearnedOptions{}));
   REQUIRE_THROWS_WITH(load_hf_mlm(*bert, SafetensorsFile(folder / "model.safetensors")),
                       Catch::Contains("'roformer.embeddings.position_embeddings.weight' is missing"));
   save_safetensors(folder / "other.safetensors", {{"x", torch::ones({1})}});

@@ -12,16 +12,9 @@ using roformer::test::max_error;
 namespace {
 
 EncoderOptions encoder_options(const PositionOptions& positions = RotaryOptions{}) {
-  EncoderOptions o;
-  o.dim = 16;
-  o.layers = 2;
-  o.heads = 2;
-  o.ffn = 24;
-  o.dropout = 0.0;
-  o.init_std = 0.2;
-  o.positions = {positions};
-  o.vocab_size = 31;
-  return o;
+  EncoderOptions options = test::small_encoder(16, 31, positions);
+  options.init_std = 0.2;
+  return options;
 }
 
 Encoder double_encoder(const EncoderOptions& options, PositionEncoding encoding = nullptr) {

@@ -9,15 +9,7 @@ using roformer::test::random_tensor;
 namespace {
 
 EncoderOptions heads_options(const PositionOptions& positions = RotaryOptions{}) {
-  EncoderOptions o;
-  o.dim = 32;
-  o.layers = 2;
-  o.heads = 4;
-  o.ffn = 64;
-  o.dropout = 0.0;
-  o.positions = {positions};
-  o.vocab_size = 20;
-  return o;
+  return test::small_encoder(32, 20, positions);
 }
 
 Batch heads_batch() {

@@ -1,4 +1,5 @@
 #include "tests/strict_device.h"
+#include "tests/tensors.h"
 
 #include "roformer/models/heads.h"
 #include "tests/catch.h"
@@ -10,16 +11,9 @@ using roformer::test::strict_device_reads;
 namespace {
 
 EncoderOptions strict_options(const PositionOptions& positions) {
-  EncoderOptions o;
-  o.dim = 16;
-  o.layers = 2;
-  o.heads = 2;
-  o.ffn = 24;
-  o.dropout = 0.0;
-  o.init_std = 0.2;
-  o.positions = {positions};
-  o.vocab_size = 31;
-  return o;
+  EncoderOptions options = test::small_encoder(16, 31, positions);
+  options.init_std = 0.2;
+  return options;
 }
 
 Batch strict_batch(bool padded) {

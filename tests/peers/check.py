@@ -25,7 +25,10 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     BertConfig,
+    BertTokenizer,
+    BertTokenizerFast,
     RoFormerConfig,
 )
 
@@ -143,6 +146,7 @@ class RunFolder(unittest.TestCase):
 def run_program(*arguments):
     result = subprocess.run([os.path.join(BUILD, "roformer"), *arguments], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def open_whole(auto_class, folder):
@@ -237,6 +241,195 @@ class HuggingFaceFolders(unittest.TestCase):
     def test_roformer_regression(self):
         config = RoFormerConfig(**self.SHAPE, num_labels=1, hidden_act="tanh")
         self.there_and_back(AutoModelForSequenceClassification, config)
+
+
+SENTENCES = """
+The cat sat on the mat , and the dog slept . | A dog was sleeping while the cat sat on its mat .
+Shares of the company rose 4.5 % to $ 12.30 on Monday . | The company's shares fell on Monday .
+It doesn't rain in Malmö tonight , the forecaster said . | The forecaster said that it would not rain in Malmö .
+Every query is turned by an angle that grows with its place . | Rotary position embedding turns queries and keys .
+""".strip().split("\n")
+
+# Pairs and single texts; Chinese, accents, signs that are words of their own, a special token spelled out.
+INPUTS = [
+    {"text": "The company's shares rose.", "text_pair": "Shares didn't fall, the naïve café-owner said!"},
+    {"text": "Rotary position embedding"},
+    {"text": "我来到北京大学 in 1998", "text_pair": "喜欢手机 [SEP] iPhone12手机 ..."},
+    {"text": "", "text_pair": "Nothing before this: $12.30, 4.5%"},
+]
+
+
+def write_mrpc(folder):
+    """A few rows, the real ones if ROFORMER_DATA names a folder that has them."""
+    os.makedirs(os.path.join(folder, "MRPC"))
+    real = os.path.join(os.environ.get("ROFORMER_DATA", ""), "glue", "MRPC")
+    for name, rows in (("train.tsv", 32), ("dev.tsv", 16)):
+        lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+        if os.path.exists(os.path.join(real, name)):
+            with open(os.path.join(real, name), encoding="utf-8", newline="\n") as text:
+                lines = text.read().split("\n")[: rows + 1]
+        while len(lines) < rows + 1:
+            first, second = SENTENCES[len(lines) % len(SENTENCES)].split(" | ")
+            lines.append(f"{len(lines) % 2}\t{2 * len(lines)}\t{2 * len(lines) + 1}\t{first}\t{second}")
+        write_text(os.path.join(folder, "MRPC", name), "\n".join(lines) + "\n")
+
+
+def write_text(path, text):
+    with open(path, "w", encoding="utf-8", newline="\n") as out:
+        out.write(text)
+
+
+def tokenize_objects(tokenizer, folder, objects):
+    """What `roformer tokenize --jsonl` makes of them."""
+    path = os.path.join(folder, "objects.jsonl")
+    write_text(path, "".join(json.dumps(each) + "\n" for each in objects))
+    return [json.loads(line) for line in run_program("tokenize", tokenizer, path, "--jsonl").splitlines()]
+
+
+class FineTuned(unittest.TestCase):
+    """A folder goes in, is fine-tuned, goes out, and is opened by transformers."""
+
+    def fine_tune(self, folder, source, head, tokenizer=""):
+        """Returns the run, the folder made of it, and transformers' model of that."""
+        write_mrpc(folder)
+        config, run, target = (os.path.join(folder, name) for name in ("config.yaml", "run", "target"))
+        write_text(
+            config,
+            f"task: {{type: glue, name: mrpc, folder: {json.dumps(folder)}, length: 64, head: {head}}}\n"
+            f"model: {{path: {json.dumps(source)}}}\n{tokenizer}\n"
+            "trainer: {steps: 6, batch: 8, threads: 1, device: cpu, optimizer: {lr: 1e-3}}\n",
+        )
+        run_program("train", config, "--run", run, "--quiet")
+        run_program("convert", run, target)
+        model = open_whole(AutoModelForSequenceClassification, target)
+        self.assertEqual(model.config.id2label, {0: "0", 1: "1"})
+        before = AutoModel.from_pretrained(source, dtype=torch.float32).get_input_embeddings().weight
+        self.assertGreater((model.get_input_embeddings().weight - before).abs().max().item(), 1e-3)  # it learned
+        return run, target, model
+
+    def compare_logits(self, folder, run, model, tokenized):
+        """`roformer encode RUN INPUT.jsonl` against the model in Python on the same ids."""
+        given, written = os.path.join(folder, "inputs.jsonl"), os.path.join(folder, "outputs.safetensors")
+        write_text(given, "".join(json.dumps(each) + "\n" for each in INPUTS))
+        run_program("encode", run, given, written)
+        ours = load_file(written)
+        width = max(len(each["ids"]) for each in tokenized)
+        padded = lambda rows, value: torch.tensor([row + [value] * (width - len(row)) for row in rows])
+        inputs = {
+            "input_ids": padded([each["ids"] for each in tokenized], model.config.pad_token_id),
+            "attention_mask": padded([[1] * len(each["ids"]) for each in tokenized], 0),
+            "token_type_ids": padded([each["token_type_ids"] for each in tokenized], 0),
+        }
+        for name in ("input_ids", "attention_mask"):
+            self.assertTrue(torch.equal(ours[name], inputs[name]), name)
+        with torch.no_grad():
+            logits = model(**inputs).logits
+        self.assertEqual(logits.shape, (len(INPUTS), 2))
+        self.assertGreater(logits.std(0).min().item(), 1e-4)  # they depend on the text
+        self.assertLess((ours["logits"] - logits).abs().max().item(), 1e-5 * max(1.0, logits.abs().max().item()))
+
+    def test_bert(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source = os.path.join(ROOT, "build", "models", "minilm")
+            if not os.path.exists(os.path.join(source, "config.json")):
+                source = os.path.join(folder, "source")
+                os.makedirs(source)
+                text = os.path.join(folder, "text.txt")
+                write_text(text, "\n".join(SENTENCES) + "\n" + "".join(i["text"] + "\n" for i in INPUTS))
+                vocab = os.path.join(source, "vocab.txt")
+                run_program("train-tokenizer", "wordpiece", vocab, text, "--vocab-size", "120")
+                size = len(BertTokenizer(vocab).get_vocab())
+                config = BertConfig(**{**HuggingFaceFolders.SHAPE, "vocab_size": size, "max_position_embeddings": 512})
+                AutoModel.from_config(config).save_pretrained(source)
+            run, target, model = self.fine_tune(folder, source, "bert")
+
+            tokenized = tokenize_objects(run, folder, INPUTS)
+            for fast in (True, False):
+                tokenizer = AutoTokenizer.from_pretrained(target, use_fast=fast)
+                self.assertEqual(tokenizer.is_fast, fast)
+                for given, ours in zip(INPUTS, tokenized, strict=True):
+                    theirs = tokenizer(given["text"], given.get("text_pair"))
+                    self.assertEqual(ours["ids"], theirs["input_ids"], given)
+                    self.assertEqual(ours["token_type_ids"], theirs["token_type_ids"], given)
+                    self.assertEqual(ours["tokens"], tokenizer.convert_ids_to_tokens(theirs["input_ids"]))
+            # Cut pairs: the slow one, which is left in `tokenizer`, says from where.
+            cut = [{**given, "max_length": length} for given in INPUTS for length in (5, 8, 11)]
+            for given, ours in zip(cut, tokenize_objects(run, folder, cut), strict=True):
+                theirs = tokenizer(
+                    given["text"], given.get("text_pair"), max_length=given["max_length"], truncation="longest_first"
+                )
+                self.assertEqual(ours["ids"], theirs["input_ids"], given)
+                self.assertEqual(ours["token_type_ids"], theirs["token_type_ids"], given)
+            self.compare_logits(folder, run, model, tokenized)
+
+    def test_roformer(self):
+        fixtures = os.path.join(ROOT, "data", "fixtures")
+        with open(os.path.join(fixtures, "vocab.txt"), encoding="utf-8") as lines:
+            vocabulary = lines.read().split("\n")[:-1]
+        with tempfile.TemporaryDirectory() as folder:
+            source = os.path.join(folder, "source")
+            config = RoFormerConfig(**{**HuggingFaceFolders.SHAPE, "vocab_size": len(vocabulary), "embedding_size": 24})
+            AutoModel.from_config(config).save_pretrained(source)
+            write_text(os.path.join(source, "vocab.txt"), "\n".join(vocabulary) + "\n")
+            dictionary = os.path.join(fixtures, "dict.txt")
+            tokenizer = json.dumps({"type": "words", "vocab": f"{source}/vocab.txt", "dictionary": dictionary})
+            run, target, model = self.fine_tune(folder, source, "roformer", f"tokenizer: {tokenizer}")
+            self.assertEqual(model.config.model_type, "roformer")
+            self.assertEqual(model.classifier.dense.weight.shape, (32, 32))
+
+            # transformers cuts words with the package rjieba and opens the tokenizer only where that is installed: so
+            # the files themselves.
+            with open(os.path.join(target, "vocab.txt"), encoding="utf-8") as lines:
+                self.assertEqual(lines.read().split("\n")[:-1], vocabulary)
+            with open(os.path.join(target, "tokenizer_config.json")) as text:
+                settings = json.load(text)
+            with open(os.path.join(target, "special_tokens_map.json")) as text:
+                special = json.load(text)
+            self.assertEqual((settings["tokenizer_class"], settings["do_lower_case"]), ("RoFormerTokenizer", True))
+            roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
+            self.assertEqual(special, roles)
+            self.assertEqual({key: settings[key] for key in roles}, roles)
+
+            tokenized = tokenize_objects(run, folder, INPUTS)
+            for each in tokenized:
+                self.assertEqual(each["tokens"], [vocabulary[i] for i in each["ids"]])
+            self.assertIn("北京大学", tokenized[2]["tokens"])
+            self.compare_logits(folder, run, model, tokenized)
+
+
+class TrainedVocabulary(unittest.TestCase):
+    """A WordPiece vocabulary made here, opened by both of transformers' tokenizers."""
+
+    def compare(self, lowercase):
+        choose = random.Random(7)
+        syllables = "ka lo mi ré tu Ban Ster ing ed 北 手机 ü".split()
+        words = ["".join(choose.choices(syllables, k=choose.randint(1, 4))) for _ in range(300)]
+        ends = [" ", " ", " ", ", ", "-", "! "]
+        lines = ["".join(choose.choice(words) + choose.choice(ends) for _ in range(9)) for _ in range(400)]
+        with tempfile.TemporaryDirectory() as folder:
+            text, vocab, config = (os.path.join(folder, name) for name in ("text.txt", "vocab.txt", "config.yaml"))
+            write_text(text, "\n".join(lines[:300]) + "\n")
+            cased = [] if lowercase else ["--cased"]
+            run_program("train-tokenizer", "wordpiece", vocab, text, "--vocab-size", "150", *cased)
+            options = {"type": "wordpiece", "vocab": vocab, "lowercase": lowercase}
+            write_text(config, f"tokenizer: {json.dumps(options)}\n")
+            # Lines it was made from, lines of the same words, and such as are foreign to it.
+            lines += ["Straße №5 Ωmega 東京", *(each["text"] for each in INPUTS)]
+            ours = tokenize_objects(config, folder, [{"text": line} for line in lines])
+            for make in (BertTokenizer, BertTokenizerFast):
+                tokenizer = make(vocab, do_lower_case=lowercase)
+                self.assertEqual(tokenizer.vocab_size, 150)
+                for line, each in zip(lines, ours, strict=True):
+                    self.assertEqual(each["ids"], tokenizer(line)["input_ids"], line)
+                    self.assertEqual(each["tokens"], tokenizer.convert_ids_to_tokens(each["ids"]), line)
+            known = [each for each in ours[:400] if tokenizer.unk_token_id not in each["ids"]]
+            self.assertGreater(len(known), 390)
+
+    def test_uncased(self):
+        self.compare(lowercase=True)
+
+    def test_cased(self):
+        self.compare(lowercase=False)
 
 
 class SameWeightsSameLoss(unittest.TestCase):

@@ -12,17 +12,6 @@ namespace {
 
 using test::TempDir;
 
-EncoderOptions tiny_classifier_encoder() {
-  EncoderOptions options;
-  options.dim = 32;
-  options.layers = 1;
-  options.heads = 2;
-  options.ffn = 64;
-  options.dropout = 0.0;
-  options.vocab_size = 261;
-  return options;
-}
-
 void write_lines(const std::filesystem::path& file, const std::string& text) {
   std::filesystem::create_directories(file.parent_path());
   std::ofstream(file, std::ios::binary) << text;
@@ -74,7 +63,7 @@ TEST_CASE("fine-tuning learns a small task by heart, with either head") {
     torch::manual_seed(3);
     GlueOptions options = options_of(GlueTask::sst2, data.path());
     options.head = head;
-    FineTuneTask task(options, tiny_classifier_encoder(), *tokenizer);
+    FineTuneTask task(options, test::small_encoder(32, 261), *tokenizer);
     CHECK(scored(task).at("accuracy") < 0.9);
     TrainerOptions trainer;
     trainer.batch = 8;
@@ -105,7 +94,7 @@ TEST_CASE("scores: squared error as they are, no broadcasting of [N, 1] against 
   write_stsb(data.path());
   const auto tokenizer = make_tokenizer(BytesOptions{});
   torch::manual_seed(4);
-  FineTuneTask task(options_of(GlueTask::stsb, data.path()), tiny_classifier_encoder(), *tokenizer);
+  FineTuneTask task(options_of(GlueTask::stsb, data.path()), test::small_encoder(32, 261), *tokenizer);
   task.model().eval();
   const Batch batch = task.stream(Split::valid, {12, 1}, {})->next().value();
   CHECK(batch.labels.scalar_type() == torch::kFloat32);
@@ -125,7 +114,7 @@ TEST_CASE("a metric that is undefined is left out, and training goes on") {
   TempDir data, folder;
   write_stsb(data.path());
   const auto tokenizer = make_tokenizer(BytesOptions{});
-  FineTuneTask task(options_of(GlueTask::stsb, data.path()), tiny_classifier_encoder(), *tokenizer);
+  FineTuneTask task(options_of(GlueTask::stsb, data.path()), test::small_encoder(32, 261), *tokenizer);
   {
     const torch::NoGradGuard no_grad;
     for (torch::Tensor& parameter : task.model().parameters()) parameter.zero_();
@@ -142,7 +131,7 @@ TEST_CASE("a metric that is undefined is left out, and training goes on") {
 TEST_CASE("the best checkpoint is the one with the highest headline") {
   TempDir data;
   write_sst2(data.path(), 8);
-  FineTuneTask task(options_of(GlueTask::sst2, data.path()), tiny_classifier_encoder(),
+  FineTuneTask task(options_of(GlueTask::sst2, data.path()), test::small_encoder(32, 261),
                     *make_tokenizer(BytesOptions{}));
   CHECK(task.headline().metric == "accuracy");
   CHECK(task.headline().higher_is_better);
@@ -153,7 +142,7 @@ TEST_CASE("a pair's texts are told apart by segments, and train_rows cuts the tr
   write_stsb(data.path());
   GlueOptions options = options_of(GlueTask::stsb, data.path());
   options.train_rows = 5;
-  FineTuneTask task(options, tiny_classifier_encoder(), *make_tokenizer(BytesOptions{}));
+  FineTuneTask task(options, test::small_encoder(32, 261), *make_tokenizer(BytesOptions{}));
   CHECK(task.batches_per_epoch({2, 1}, {}) == 3);
   const Batch batch = task.stream(Split::valid, {12, 1}, {})->next().value();
   CHECK(batch.tokens.size(0) == 12);
@@ -167,7 +156,7 @@ TEST_CASE("a pair's texts are told apart by segments, and train_rows cuts the tr
 TEST_CASE("padding changes no logit") {
   TempDir data;
   write_sst2(data.path(), 12);
-  FineTuneTask task(options_of(GlueTask::sst2, data.path()), tiny_classifier_encoder(),
+  FineTuneTask task(options_of(GlueTask::sst2, data.path()), test::small_encoder(32, 261),
                     *make_tokenizer(BytesOptions{}));
   task.model().eval();
   const torch::NoGradGuard no_grad;
