@@ -20,6 +20,22 @@ inline std::filesystem::path program() {
   return path ? std::filesystem::path(path) : source_dir() / "build" / "roformer";
 }
 
+/// An environment variable that is set, where it was not, until the end of the scope.
+class DefaultVariable {
+ public:
+  DefaultVariable(const char* name, const char* value) : name_(std::getenv(name) ? nullptr : name) {
+    if (name_) ::setenv(name_, value, 1);
+  }
+  ~DefaultVariable() {
+    if (name_) ::unsetenv(name_);
+  }
+  DefaultVariable(const DefaultVariable&) = delete;
+  DefaultVariable& operator=(const DefaultVariable&) = delete;
+
+ private:
+  const char* name_;
+};
+
 /// The folder that an environment variable names. Absent: says so and returns nothing, and the test returns too.
 /// Named but missing is a mistake of whoever set it, so the test fails.
 inline std::optional<std::filesystem::path> require_folder(const char* variable) {

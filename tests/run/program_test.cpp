@@ -237,8 +237,7 @@ TEST_CASE("two processes cannot train into one folder") {
 }
 
 TEST_CASE("every configuration that ships reads without a mistake") {
-  setenv("ROFORMER_TEXT", "text.txt", 0);
-  setenv("ROFORMER_DATA", "data", 0);
+  const test::DefaultVariable text("ROFORMER_TEXT", "text.txt"), data("ROFORMER_DATA", "data");
   int count = 0;
   const bool models = std::filesystem::exists(source_dir() / "build/models/minilm/config.json");
   if (!models) WARN("build/models is empty (make models): configurations that start from MiniLM are not read here");
