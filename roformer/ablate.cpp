@@ -50,13 +50,21 @@ std::vector<GridPoint> grid_points(const ConfigNode& grid) {
     if (values.kind != ConfigNode::Kind::sequence || values.items.empty()) {
       fail_at(values.mark, "grid: '{}' must be a list of values, e.g. [2e-5, 5e-5]", option);
     }
+    if (option == "seeds" || option == "arms" || option == "grid") {
+      fail_at(values.mark, "grid: '{}' is no option of a single run", option);
+    }
     const std::string key = option.substr(option.rfind('.') + 1);
     std::vector<GridPoint> longer;
     for (const GridPoint& point : points) {
       for (const ConfigNode& value : values.items) {
         const std::string name = (point.name.empty() ? "" : point.name + "-") + key + value.text;
         if (value.kind != ConfigNode::Kind::scalar || !is_plain_name(name)) {
-          fail_at(value.mark, "grid: the values of '{}' become names of folders: plain numbers or words, please", option);
+          fail_at(value.mark,
+                  "grid: the values of '{}' become names of folders: plain numbers or words, please", option);
+        }
+        if (std::any_of(longer.begin(), longer.end(),
+                        [&](const GridPoint& each) { return each.name == name; })) {
+          fail_at(value.mark, "grid: '{}' has the value {} twice", option, value.text);
         }
         GridPoint next = point;
         next.name = name;
@@ -81,7 +89,8 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
   std::vector<int64_t> seeds = base.seeds;
   if (seeds.empty()) seeds.push_back(base.trainer.seed);
   for (size_t i = 1; i < seeds.size(); ++i) {
-    if (std::find(seeds.begin(), seeds.begin() + static_cast<int64_t>(i), seeds[i]) != seeds.begin() + static_cast<int64_t>(i)) {
+    if (std::find(seeds.begin(), seeds.begin() + static_cast<int64_t>(i), seeds[i]) !=
+        seeds.begin() + static_cast<int64_t>(i)) {
       fail("{}: seed {} is given twice", request.config.string(), seeds[i]);
     }
   }
@@ -90,10 +99,12 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
   for (const int64_t seed : seeds) {
     for (const auto& [arm, overrides] : base.arms.entries) {
       if (!is_plain_name(arm)) {
-        fail_at(overrides.mark, "an arm's name becomes a folder: letters, digits, '.', '_' and '-' only, got '{}'", arm);
+        fail_at(overrides.mark,
+                "an arm's name becomes a folder: letters, digits, '.', '_' and '-' only, got '{}'", arm);
       }
       if (overrides.kind != ConfigNode::Kind::map && overrides.kind != ConfigNode::Kind::null) {
-        fail_at(overrides.mark, "arm '{}' must be a map of options, e.g. {{model.positions.type: learned}}", arm);
+        fail_at(overrides.mark, "arm '{}' must be a map of options, e.g. {{model.positions.type: learned}}",
+                arm);
       }
       for (const GridPoint& point : points) {
         ConfigNode node = config;
@@ -110,7 +121,8 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
         run.options.arms = {};
         run.options.grid = {};
         run.options.seeds.clear();
-        if (run.options.data.cache.empty()) run.options.data.cache = std::filesystem::absolute(folder) / "cache";
+        if (run.options.data.cache.empty())
+          run.options.data.cache = std::filesystem::absolute(folder) / "cache";
         runs.push_back(std::move(run));
       }
     }
@@ -135,8 +147,8 @@ void start(ArmRun& run, int64_t threads) {
     dup2(file, STDOUT_FILENO);
     dup2(file, STDERR_FILENO);
   }
-  execl(program.c_str(), program.c_str(), "train", config.c_str(), "--run", folder.c_str(), "--resume", "--quiet",
-        "--threads", thread_count.c_str(), nullptr);
+  execl(program.c_str(), program.c_str(), "train", config.c_str(), "--run", folder.c_str(), "--resume",
+        "--quiet", "--threads", thread_count.c_str(), nullptr);
   _exit(127);
 }
 
@@ -155,7 +167,8 @@ log::ProgressState progress_of(ArmRun& run) {
     const double tokens = record.value("tokens", 0.0), seconds = record.value("seconds", 0.0);
     state.step = record.value("step", int64_t{0});
     if (record["loss"].is_number()) state.loss = record["loss"];
-    if (seconds > before_seconds) state.tokens_per_second = (tokens - before_tokens) / (seconds - before_seconds);
+    if (seconds > before_seconds)
+      state.tokens_per_second = (tokens - before_tokens) / (seconds - before_seconds);
     before_tokens = tokens;
     before_seconds = seconds;
   }
@@ -186,7 +199,8 @@ bool collect(std::vector<ArmRun>& runs) {
       run.done = true;
     } else if (!(interrupted() && WIFEXITED(status) && WEXITSTATUS(status) == interrupted_status)) {
       run.failed = true;
-      log::error("{} failed: {} (all of it: {})", run.name(), last_words(run), (run.folder / "output.txt").string());
+      log::error("{} failed: {} (all of it: {})", run.name(), last_words(run),
+                 (run.folder / "output.txt").string());
     }
   }
   return any;
@@ -234,7 +248,8 @@ void run_all(std::vector<ArmRun>& runs, int64_t jobs) {
 }  // namespace
 
 int ablate(const AblateRequest& request, std::ostream& out) {
-  const std::filesystem::path folder = request.folder.empty() ? default_folder(request.config) : request.folder;
+  const std::filesystem::path folder =
+      request.folder.empty() ? default_folder(request.config) : request.folder;
   std::vector<ArmRun> runs = plan_runs(request, folder);
   std::error_code problem;
   std::filesystem::create_directories(folder, problem);
@@ -245,7 +260,8 @@ int ablate(const AblateRequest& request, std::ostream& out) {
     run.done = finished_result(run.folder, run.options.trainer.steps).has_value();
   }
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  run_all(runs, request.jobs > 0 ? request.jobs : std::min<int64_t>(cores, static_cast<int64_t>(runs.size())));
+  run_all(runs,
+          request.jobs > 0 ? request.jobs : std::min<int64_t>(cores, static_cast<int64_t>(runs.size())));
   if (interrupted()) {
     log::info("ended; the same command goes on where it stopped");
     return interrupted_status;

@@ -8,6 +8,7 @@
 #include "roformer/core/log.h"
 #include "roformer/data/example_stream.h"
 #include "roformer/model_source.h"
+#include "roformer/text_record.h"
 
 // Features: the states of a model for texts, or for token ids that are given.
 
@@ -52,16 +53,11 @@ EncodeInput read_texts(const std::filesystem::path& path, const Tokenizer& token
     begin = end + 1;
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (jsonl) {
-      const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-      const bool pair = object.is_object() && object.contains("text_pair") && !object["text_pair"].is_null();
-      if (!object.is_object() || !object.contains("text") || !object["text"].is_string() ||
-          (pair && !object["text_pair"].is_string())) {
-        fail("{}:{}: must be an object with \"text\" (and \"text_pair\")", path.string(), number);
-      }
-      const auto first = object["text"].get<std::string>();
-      const std::string second = pair ? object["text_pair"].get<std::string>() : "";
-      const std::string_view view = second;
-      encodings.push_back(encode_texts(tokenizer, first, pair ? &view : nullptr, max_length));
+      const TextRecord record =
+          read_text_record(line, fmt::format("{}:{}", path.string(), number), max_length);
+      const std::string_view view = record.second;
+      const int64_t most = record.max_length > 0 ? std::min(record.max_length, max_length) : max_length;
+      encodings.push_back(encode_texts(tokenizer, record.first, record.pair ? &view : nullptr, most));
     } else {
       encodings.push_back(encode_texts(tokenizer, line, nullptr, max_length));
     }
@@ -91,6 +87,16 @@ void check_range(const torch::Tensor& ids, int64_t limit, const char* what,
 }  // namespace
 
 int encode(const EncodeRequest& request, std::ostream& out) {
+  std::error_code ignored;
+  if (std::filesystem::equivalent(request.input, request.output, ignored)) {
+    fail("{}: the output would replace its input", request.output.string());
+  }
+  const std::filesystem::path folder = std::filesystem::absolute(request.output).parent_path();
+  if (std::filesystem::is_directory(request.output, ignored) ||
+      !std::filesystem::is_directory(folder, ignored)) {
+    fail("{}: is a folder, or in one that does not exist; name the .safetensors file to write",
+         request.output.string());
+  }
   ModelSource source = load_model_source(request.model);
   for (const std::string& note : source.notes) log::info("{}", note);
   const World world = World::open(request.device, request.threads);
@@ -104,7 +110,12 @@ int encode(const EncodeRequest& request, std::ostream& out) {
   } else {
     if (!source.has_tokenizer)
       fail("{}: has no tokenizer; give token ids in a .safetensors file", request.model.string());
-    input = read_texts(request.input, *make_tokenizer(source.tokenizer), request.max_length);
+    int64_t max_length = request.max_length;
+    for (const PositionOptions& positions : options.positions) {
+      if (const auto* learned = std::get_if<LearnedOptions>(&positions))
+        max_length = std::min(max_length, learned->max_length);
+    }
+    input = read_texts(request.input, *make_tokenizer(source.tokenizer), max_length);
   }
   check_range(input.tokens, options.vocab_size, "token", request.input);
   if (input.segments.defined()) {

@@ -28,6 +28,10 @@ constexpr std::array<ColumnSource, 7> column_sources{
 /// Adds the best row of every arm in a folder of `ablate`.
 void add_folder(const std::filesystem::path& folder, std::vector<Table2Row>& rows) {
   const std::filesystem::path file = folder / "results.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) {
+    fail("{}: no results.json in it; name the folder of a finished `ablate` on a GLUE task", folder.string());
+  }
   const auto json = nlohmann::json::parse(read_file(file, 64 << 20), nullptr, /*allow_exceptions=*/false);
   try {
     const nlohmann::json& numbers = json.at("numbers");

@@ -54,6 +54,14 @@ int predict(const PredictRequest& request, std::ostream& out) {
   if (!task)
     fail("{}: was not fine-tuned on a GLUE task, so there is nothing to predict", request.run.string());
   const GlueInfo& info = glue_info(task->name);
+  if (!request.input.empty() && (request.diagnostic || !request.data.empty())) {
+    fail(
+        "--input labels your own file; --diagnostic and --data are for the task's test files: give one or "
+        "the other");
+  }
+  if (request.input.empty() && (request.columns.text || request.columns.text_pair)) {
+    fail("--text and --text-pair name columns of --input, which is missing");
+  }
   const World world = World::open(run.trainer.device, run.trainer.threads);
   ModelSource source = load_model_source(request.run);
   source.model->to(world.device);
@@ -87,10 +95,11 @@ int predict(const PredictRequest& request, std::ostream& out) {
   if (request.diagnostic && task->name != GlueTask::mnli)
     fail("the diagnostic set is answered by a run on mnli, not on {}", info.name);
   const std::filesystem::path data = request.data.empty() ? task->folder : request.data;
+  const std::vector<GlueSource> tests = glue_files(asked, data, GluePart::test);
   std::error_code problem;
   std::filesystem::create_directories(request.out, problem);
   if (problem) fail("{}: cannot be created: {}", request.out.string(), problem.message());
-  for (const GlueSource& test : glue_files(asked, data, GluePart::test)) {
+  for (const GlueSource& test : tests) {
     const torch::Tensor logits = logits_of(read_glue(asked, test));
     const std::filesystem::path file = request.out / test.submission;
     info.regression() ? write_submission(asked, file, std::span<const double>(scores_of(logits)))

@@ -173,7 +173,7 @@ void validate(const RunOptions& options) {
     if (!options.trainer.stages.empty()) fail("trainer.stages: this task has no sequences of a fixed length");
   }
   if (options.grid.kind != ConfigNode::Kind::null && options.grid.kind != ConfigNode::Kind::map) {
-    fail_at(options.grid.mark, "'grid' must be a map: option -> list of values");
+    fail("'grid' must be a map: option -> list of values");
   }
   if (options.arms.kind != ConfigNode::Kind::null && options.arms.kind != ConfigNode::Kind::map) {
     fail_at(options.arms.mark, "'arms' must be a map: name -> options that differ");

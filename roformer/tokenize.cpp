@@ -10,6 +10,7 @@
 #include "roformer/run.h"
 #include "roformer/run_folder.h"
 #include "roformer/text/pretrained.h"
+#include "roformer/text_record.h"
 
 // Text in, token ids out.
 
@@ -30,43 +31,22 @@ void fields(V& v, TokenizerBlock& o) {
 /// One line of output.
 std::string tokenize_line(const Tokenizer& tokenizer, const TokenizeRequest& request, const std::string& line,
                           int64_t number) {
-  std::string first = line, second;
-  bool pair = false;
-  int64_t max_length = request.max_length;
-  nlohmann::ordered_json object;
+  TextRecord record;
   if (request.jsonl) {
-    const std::string where =
-        fmt::format("{}:{}", request.input.empty() ? "standard input" : request.input.string(), number);
-    object = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!object.is_object()) fail("{}: no JSON object; write {{\"text\": \"...\"}}", where);
-    auto text_of = [&](const char* key) {
-      if (!object[key].is_string()) fail("{}: \"{}\" must be a string", where, key);
-      return object[key].get<std::string>();
-    };
-    if (!object.contains("text")) fail("{}: \"text\" is missing", where);
-    first = text_of("text");
-    if (object.contains("text_pair") && !object["text_pair"].is_null()) {
-      second = text_of("text_pair");
-      pair = true;
-    }
-    if (object.contains("max_length")) {
-      const auto& value = object["max_length"];
-      if (!value.is_number_integer() || value < 0 || value > (1 << 20)) {
-        fail("{}: \"max_length\" must be an integer of 0 (no limit) to {}", where, 1 << 20);
-      }
-      max_length = value;
-    }
-    const int64_t least = pair ? 4 : 3;
-    if (max_length > 0 && max_length < least) fail("{}: \"max_length\" must be at least {}", where, least);
+    const std::string source = request.input.empty() ? "standard input" : request.input.string();
+    record = read_text_record(line, fmt::format("{}:{}", source, number), request.max_length);
+  } else {
+    record.first = line;
+    record.max_length = request.max_length;
   }
   Encoding encoding;
   if (request.special) {
-    const std::string_view view = second;
-    encoding = encode_texts(tokenizer, first, pair ? &view : nullptr, max_length);
+    const std::string_view view = record.second;
+    encoding = encode_texts(tokenizer, record.first, record.pair ? &view : nullptr, record.max_length);
   } else {
-    tokenizer.encode(first, encoding.ids);
+    tokenizer.encode(record.first, encoding.ids);
     const size_t first_size = encoding.ids.size();
-    if (pair) tokenizer.encode(second, encoding.ids);
+    if (record.pair) tokenizer.encode(record.second, encoding.ids);
     encoding.segments.assign(encoding.ids.size(), 1);
     std::fill_n(encoding.segments.begin(), first_size, 0);
   }
@@ -78,6 +58,7 @@ std::string tokenize_line(const Tokenizer& tokenizer, const TokenizeRequest& req
     return request.tokens ? fmt::format("{}", fmt::join(tokens, " "))
                           : fmt::format("{}", fmt::join(encoding.ids, " "));
   }
+  nlohmann::ordered_json& object = record.object;
   object["ids"] = encoding.ids;
   object["tokens"] = tokens;
   object["token_type_ids"] = encoding.segments;
@@ -105,6 +86,8 @@ TokenizerOptions find_tokenizer(const std::filesystem::path& source) {
 }
 
 int tokenize(const TokenizeRequest& request, std::ostream& out) {
+  if (request.max_length > 0 && request.max_length < 4)
+    fail("--max-length must be 0 (no limit) or at least 4");
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(find_tokenizer(request.tokenizer));
   std::ifstream file;
   if (!request.input.empty()) {

@@ -9,6 +9,12 @@ namespace roformer {
 
 int train_tokenizer(const TokenizerTrainingOptions& options, std::ostream& out) {
   const std::vector<std::filesystem::path> files = list_text_files(options.input);
+  std::error_code ignored;
+  for (const std::filesystem::path& file : files) {
+    if (std::filesystem::equivalent(file, options.output, ignored)) {
+      fail("{}: the output would replace the text it is learned from", options.output.string());
+    }
+  }
   log::Progress progress({"reading text"});
   size_t next_file = 0;
   std::unique_ptr<DocumentReader> reader;

@@ -210,6 +210,15 @@ TEST_CASE_METHOD(CommandsFixture, "bad input of these commands: one line, exit 2
       {{"train-tokenizer", "wordpiece", out, path("absent.txt")}, "absent.txt"},
       {{"train-tokenizer", "letters", out, path("text.txt")}, "letters"},
       {{"report", "table2", path("mlm")}, "results.json"},
+      {{"encode", path("mlm"), path("text.txt"), path("text.txt")}, "replace its input"},
+      {{"encode", path("mlm"), path("text.txt"), path("SST-2")}, "is a folder"},
+      {{"train-tokenizer", "wordpiece", path("text.txt"), path("text.txt")}, "replace"},
+      {{"tokenize", path("mlm"), path("text.txt"), "--max-length", "2"}, "at least 4"},
+      {{"ablate", path("qnli.yaml"), "--run", out, "--set", "arms={a: {}}", "--set", "grid={seeds: [1]}"},
+       "grid: 'seeds'"},
+      {{"ablate", path("qnli.yaml"), "--run", out, "--set", "arms={a: {}}", "--set",
+        "grid={trainer.optimizer.lr: [1e-5, 1e-5]}"},
+       "twice"},
   };
   for (const Case& each : cases) {
     const Outcome outcome = run(each.arguments);
