@@ -271,6 +271,7 @@ EncoderOptions config_encoder(HfConfig& config, HfFamily family) {
 /// Names of the labels by number: "id2label", else as many as "num_labels", else two.
 std::vector<std::string> config_labels(HfConfig& config) {
   const Json& table = config.get("id2label");
+  if (table.is_object() && table.empty()) config.refuse("'id2label' names no label");
   const int64_t count =
       config.integer("num_labels", table.is_object() ? static_cast<int64_t>(table.size()) : 2, 1, 1 << 20);
   std::vector<std::string> names;

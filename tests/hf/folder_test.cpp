@@ -274,6 +274,7 @@ TEST_CASE("hf folder: options of config.json that are not ours are refused by na
   REQUIRE_THAT(error({{"problem_type", "other"}}), Catch::Contains("problem_type 'other' is not known"));
   REQUIRE_THAT(error({{"id2label", {{"0", "a"}, {"2", "b"}}}}), Catch::Contains("must name every label"));
   REQUIRE_THAT(error({{"id2label", {{"0", "a"}}}, {"num_labels", 2}}), Catch::Contains("disagree"));
+  REQUIRE_THAT(error({{"id2label", nlohmann::json::object()}}), Catch::Contains("names no label"));
   REQUIRE_THAT(error({{"vocab_size", 1 << 24}, {"hidden_size", 65536}}),
                Catch::Contains("config.json describes a model of"));
   // What changes nothing is no obstacle.
