@@ -94,37 +94,42 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
       fail("{}: seed {} is given twice", request.config.string(), seeds[i]);
     }
   }
-  std::vector<ArmRun> runs;
+  // Every arm at every point is read and checked once, whatever the seeds.
+  std::vector<ArmRun> rows;
   const std::vector<GridPoint> points = grid_points(base.grid);
+  for (const auto& [arm, overrides] : base.arms.entries) {
+    if (!is_plain_name(arm)) {
+      fail_at(overrides.mark,
+              "an arm's name becomes a folder: letters, digits, '.', '_' and '-' only, got '{}'", arm);
+    }
+    if (overrides.kind != ConfigNode::Kind::map && overrides.kind != ConfigNode::Kind::null) {
+      fail_at(overrides.mark, "arm '{}' must be a map of options, e.g. {{model.positions.type: learned}}",
+              arm);
+    }
+    for (const GridPoint& point : points) {
+      ConfigNode node = config;
+      set_values(node, overrides);
+      set_values(node, point.overrides);
+      ArmRun row;
+      row.arm = arm;
+      row.point = point.name;
+      row.options = read_run(node);
+      check_inputs(row.options);
+      row.options.arms = {};
+      row.options.grid = {};
+      row.options.seeds.clear();
+      if (row.options.data.cache.empty())
+        row.options.data.cache = std::filesystem::absolute(folder) / "cache";
+      rows.push_back(std::move(row));
+    }
+  }
+  std::vector<ArmRun> runs;
   for (const int64_t seed : seeds) {
-    for (const auto& [arm, overrides] : base.arms.entries) {
-      if (!is_plain_name(arm)) {
-        fail_at(overrides.mark,
-                "an arm's name becomes a folder: letters, digits, '.', '_' and '-' only, got '{}'", arm);
-      }
-      if (overrides.kind != ConfigNode::Kind::map && overrides.kind != ConfigNode::Kind::null) {
-        fail_at(overrides.mark, "arm '{}' must be a map of options, e.g. {{model.positions.type: learned}}",
-                arm);
-      }
-      for (const GridPoint& point : points) {
-        ConfigNode node = config;
-        set_values(node, overrides);
-        set_values(node, point.overrides);
-        ArmRun run;
-        run.arm = arm;
-        run.point = point.name;
-        run.seed = seed;
-        run.folder = folder / run.name();
-        run.options = read_run(node);
-        check_inputs(run.options);
-        run.options.trainer.seed = seed;
-        run.options.arms = {};
-        run.options.grid = {};
-        run.options.seeds.clear();
-        if (run.options.data.cache.empty())
-          run.options.data.cache = std::filesystem::absolute(folder) / "cache";
-        runs.push_back(std::move(run));
-      }
+    for (const ArmRun& row : rows) {
+      ArmRun& run = runs.emplace_back(row);
+      run.seed = seed;
+      run.options.trainer.seed = seed;
+      run.folder = folder / run.name();
     }
   }
   return runs;

@@ -29,11 +29,13 @@ std::vector<std::string> labels_of(const std::vector<AblationRun>& runs) {
 /// last.
 std::vector<int64_t> shown_steps(const TrainerOptions& options) {
   std::vector<int64_t> steps;
-  for (const StageOptions& stage : options.stages)
-    steps.push_back((steps.empty() ? 0 : steps.back()) + stage.steps);
-  if (!steps.empty() || options.evaluate_every == 0)
-    return steps.empty() ? std::vector{options.steps} : steps;
+  if (!options.stages.empty()) {
+    for (const StageOptions& stage : options.stages)
+      steps.push_back((steps.empty() ? 0 : steps.back()) + stage.steps);
+    return steps;
+  }
   for (const int64_t share : {1, 2}) {
+    if (options.evaluate_every == 0) break;  // once, at the end
     const int64_t wanted = options.steps * share / 3;
     const int64_t step = wanted / options.evaluate_every * options.evaluate_every;
     if (step > 0 && step < options.steps && (steps.empty() || steps.back() != step)) steps.push_back(step);
@@ -156,22 +158,12 @@ ResampleMetric mean_metric(Metric metric, const RowPredictions& row) {
   return [metric, &row](std::span<const int64_t> indices) -> std::optional<double> {
     double sum = 0;
     for (const std::vector<double>& values : row.values) {
-      MetricValue result;
-      if (compares_scores(metric)) {
-        std::vector<double> labels, chosen;
-        for (const int64_t i : indices) {
-          labels.push_back(row.labels[static_cast<size_t>(i)]);
-          chosen.push_back(values[static_cast<size_t>(i)]);
-        }
-        result = evaluate(metric, std::span<const double>(labels), std::span<const double>(chosen));
-      } else {
-        std::vector<int64_t> labels, chosen;
-        for (const int64_t i : indices) {
-          labels.push_back(static_cast<int64_t>(row.labels[static_cast<size_t>(i)]));
-          chosen.push_back(static_cast<int64_t>(values[static_cast<size_t>(i)]));
-        }
-        result = evaluate(metric, std::span<const int64_t>(labels), std::span<const int64_t>(chosen));
+      std::vector<double> labels, chosen;
+      for (const int64_t i : indices) {
+        labels.push_back(row.labels[static_cast<size_t>(i)]);
+        chosen.push_back(values[static_cast<size_t>(i)]);
       }
+      const MetricValue result = evaluate_numbers(metric, labels, chosen);
       if (!result.value) return std::nullopt;
       sum += *result.value;
     }
@@ -193,10 +185,10 @@ void write_scores(const std::vector<AblationRun>& runs, const std::string& name,
   Table table{
       fmt::format("{}: {} dev set, last evaluation, percent", name, info.name), {"arm", "seeds"}, {}, {}};
   for (const Metric metric : metrics) {
-    table.columns.emplace_back(name_of(metric));
+    table.columns.emplace_back(enum_name(metric));
     table.columns.push_back(fmt::format("mean ± sd"));
   }
-  table.columns.push_back(fmt::format("95 % interval of the mean {}", name_of(headline)));
+  table.columns.push_back(fmt::format("95 % interval of the mean {}", enum_name(headline)));
   table.columns.emplace_back("seconds");
 
   struct Best {
@@ -221,7 +213,7 @@ void write_scores(const std::vector<AblationRun>& runs, const std::string& name,
       if (!result) continue;
       for (size_t i = 0; i < values.size(); ++i) {
         const auto& measured = result->at("metrics");
-        const std::string key(name_of(metrics[i]));
+        const std::string key(enum_name(metrics[i]));
         values[i].push_back(measured.contains(key) ? std::optional<double>(measured[key].get<double>())
                                                    : std::nullopt);
       }
@@ -281,11 +273,11 @@ void write_scores(const std::vector<AblationRun>& runs, const std::string& name,
     if (!difference.difference || !difference.interval.low || !difference.p_value) continue;
     table.notes.push_back(fmt::format(
         "{} - {}: {} points of {}, 95 % interval {} to {} (paired bootstrap, p = {:.3f}).", first.label,
-        other.label, percent(*difference.difference), name_of(headline), percent(*difference.interval.low),
+        other.label, percent(*difference.difference), enum_name(headline), percent(*difference.interval.low),
         percent(*difference.interval.high), *difference.p_value));
   }
   const nlohmann::ordered_json all = {
-      {"task", name_of(task.name)}, {"headline", name_of(headline)}, {"rows", numbers}};
+      {"task", enum_name(task.name)}, {"headline", enum_name(headline)}, {"rows", numbers}};
   write_table(table, all, folder / "results");
   out << to_markdown(table) << "\ntable " << (folder / "results.md").string() << "\n";
 }

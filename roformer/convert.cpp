@@ -29,13 +29,13 @@ int convert(const std::filesystem::path& source, const std::filesystem::path& fo
     for (const std::string& name : report.unused)
       log::info("not written, the format has no place for it: {}", name);
     // Of ours, these two have a class in transformers.
-    const bool known = std::holds_alternative<WordPieceOptions>(model.tokenizer) ||
-                       std::holds_alternative<WordsOptions>(model.tokenizer);
-    if (model.has_tokenizer && known) {
-      save_tokenizer(model.tokenizer, aside, model.save.max_length);
+    const bool known = model.tokenizer && (std::holds_alternative<WordPieceOptions>(*model.tokenizer) ||
+                                           std::holds_alternative<WordsOptions>(*model.tokenizer));
+    if (known) {
+      save_tokenizer(*model.tokenizer, aside, model.save.max_length);
     } else {
       log::warn("no tokenizer is written: {}",
-                model.has_tokenizer ? "transformers has no class for this one" : "the folder has none");
+                model.tokenizer ? "transformers has no class for this one" : "the folder has none");
     }
     std::filesystem::remove(folder, problem);  // if it is there, it is empty
     std::filesystem::rename(aside, folder, problem);

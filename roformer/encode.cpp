@@ -108,14 +108,14 @@ int encode(const EncodeRequest& request, std::ostream& out) {
   if (request.input.extension() == ".safetensors") {
     input = read_ids(request.input);
   } else {
-    if (!source.has_tokenizer)
+    if (!source.tokenizer)
       fail("{}: has no tokenizer; give token ids in a .safetensors file", request.model.string());
     int64_t max_length = request.max_length;
     for (const PositionOptions& positions : options.positions) {
       if (const auto* learned = std::get_if<LearnedOptions>(&positions))
         max_length = std::min(max_length, learned->max_length);
     }
-    input = read_texts(request.input, *make_tokenizer(source.tokenizer), max_length);
+    input = read_texts(request.input, *make_tokenizer(*source.tokenizer), max_length);
   }
   check_range(input.tokens, options.vocab_size, "token", request.input);
   if (input.segments.defined()) {

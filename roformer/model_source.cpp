@@ -47,9 +47,9 @@ ModelSource from_folder(const std::filesystem::path& source) {
   for (const std::string& name : report.fresh) result.notes.push_back("newly initialised: " + name);
   result.save = {folder.dtype, folder.label_names, folder.problem_type, folder.max_length, folder.pad_token};
   std::error_code ignored;
-  result.has_tokenizer = std::filesystem::exists(source / "vocab.txt", ignored) ||
-                         std::filesystem::exists(source / "tokenizer_config.json", ignored);
-  if (result.has_tokenizer) result.tokenizer = tokenizer_of_folder(source);
+  const bool has_tokenizer = std::filesystem::exists(source / "vocab.txt", ignored) ||
+                             std::filesystem::exists(source / "tokenizer_config.json", ignored);
+  if (has_tokenizer) result.tokenizer = tokenizer_of_folder(source);
   return result;
 }
 

@@ -8,8 +8,7 @@ namespace roformer {
 /// A trained model, wherever it lies.
 struct ModelSource {
   Pretrained model{nullptr};   ///< on the CPU, in eval mode
-  TokenizerOptions tokenizer;  ///< only where has_tokenizer
-  bool has_tokenizer = true;   ///< a Hugging Face folder may come without one
+  std::optional<TokenizerOptions> tokenizer;  ///< a Hugging Face folder may come without one
   HfSaveOptions save;          ///< as the folder had it
   std::vector<std::string> notes;
 };

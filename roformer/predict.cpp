@@ -65,7 +65,7 @@ int predict(const PredictRequest& request, std::ostream& out) {
   const World world = World::open(run.trainer.device, run.trainer.threads);
   ModelSource source = load_model_source(request.run);
   source.model->to(world.device);
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(source.tokenizer);
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(*source.tokenizer);
   auto logits_of = [&](const GlueFile& file) {
     for (const std::string& note : file.notes) log::info("{}", note);
     return predict_examples(source.model, *tokenizer, file, *task, run.trainer.batch, world.device);

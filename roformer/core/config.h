@@ -143,6 +143,15 @@ std::vector<OptionHelp> describe(std::string_view path_prefix = "");
 /// `; did you mean 'heads'?` when a known name is close to `word`, else "".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);
 
+/// What YAML calls a value of an enum with enum_names.
+template <class E>
+std::string_view enum_name(E value) {
+  for (const auto& [each, name] : enum_names(value)) {
+    if (each == value) return name;
+  }
+  throw std::logic_error("an enum value has no name in enum_names");
+}
+
 // -----------------------------------------------------------------------------------------------------------
 // How it works.
 
@@ -329,10 +338,7 @@ struct FieldWriter {
     } else if constexpr (is_leaf<T>) {
       return write_value(value);
     } else if constexpr (std::is_enum_v<T>) {
-      for (const auto& [each, name] : enum_names(value)) {
-        if (each == value) return make_scalar(std::string(name));
-      }
-      throw std::logic_error("an enum value has no name in enum_names");
+      return make_scalar(std::string(enum_name(value)));
     } else if constexpr (is_optional<T>) {
       return value ? write_any(*value) : ConfigNode{};
     } else if constexpr (is_vector<T>) {

@@ -84,4 +84,8 @@ std::string shorten(std::string_view text, std::size_t columns) {
   return std::string(text.substr(0, end)) + "…";
 }
 
+std::string shown(std::string_view text, std::size_t columns) {
+  return shorten(printable(text.substr(0, 8 * columns)), columns);
+}
+
 }  // namespace roformer

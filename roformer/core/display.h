@@ -16,4 +16,7 @@ std::size_t display_width(std::string_view printable_text);
 /// Printable text cut to at most `columns` columns; what was cut shows as "…".
 std::string shorten(std::string_view printable_text, std::size_t columns);
 
+/// A piece of a file in a message: printable, and short however long the piece is.
+std::string shown(std::string_view text, std::size_t columns = 60);
+
 }  // namespace roformer

@@ -21,8 +21,6 @@ using Cells = std::vector<std::string_view>;
 constexpr std::size_t tsv_file_limit = std::size_t{1} << 30;
 constexpr std::size_t tsv_line_limit = std::size_t{1} << 20;
 
-std::string shown(std::string_view text) { return shorten(printable(text.substr(0, 400)), 60); }
-
 template <class Names>
 std::string quoted_list(const Names& names) {
   std::string out;
@@ -37,8 +35,7 @@ std::string quoted_list(const Names& names) {
 class TsvReader {
  public:
   explicit TsvReader(const fs::path& file) : file_(file), text_(read_file(file, tsv_file_limit)) {
-    rest_ = text_;
-    if (rest_.starts_with("\xEF\xBB\xBF")) rest_.remove_prefix(3);
+    rewind();
     if (rest_.empty()) fail("{}: the file is empty", file_.string());
   }
 
@@ -112,7 +109,6 @@ struct GlueLayout {
 std::vector<GlueLayout> glue_layouts(GlueTask task) {
   switch (task) {
     case GlueTask::cola:
-      return {{"sentence", "", "label"}};
     case GlueTask::sst2:
       return {{"sentence", "", "label"}};
     case GlueTask::mrpc:
@@ -309,9 +305,7 @@ const GlueInfo& glue_info(GlueTask task) {
 
 std::vector<GlueSource> glue_files(GlueTask task, const fs::path& folder, GluePart part) {
   const GlueInfo& info = glue_info(task);
-  std::string name;
-  for (const auto& [value, text] : enum_names(part))
-    if (value == part) name = text;
+  const std::string name(enum_name(part));
   if (task == GlueTask::ax && part != GluePart::test)
     fail("AX, GLUE's diagnostic set, has only a test file; train on MNLI and evaluate that model on AX");
 

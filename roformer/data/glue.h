@@ -30,13 +30,6 @@ inline auto enum_names(GlueTask) {
                                                                 {GlueTask::ax, "ax"}}};
 }
 
-inline std::string_view name_of(GlueTask task) {
-  for (const auto& [each, name] : enum_names(task)) {
-    if (each == task) return name;
-  }
-  return "";
-}
-
 enum class GluePart { train, dev, test };
 inline auto enum_names(GluePart) {
   return std::array<std::pair<GluePart, std::string_view>, 3>{

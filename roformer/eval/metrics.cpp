@@ -169,6 +169,16 @@ MetricValue evaluate(Metric metric, std::span<const double> scores, std::span<co
   return correlation(scores, predictions);
 }
 
+MetricValue evaluate_numbers(Metric metric, std::span<const double> labels,
+                             std::span<const double> predictions) {
+  if (compares_scores(metric)) return evaluate(metric, labels, predictions);
+  const auto classes = [](std::span<const double> numbers) {
+    return std::vector<int64_t>(numbers.begin(), numbers.end());
+  };
+  return evaluate(metric, std::span<const int64_t>(classes(labels)),
+                  std::span<const int64_t>(classes(predictions)));
+}
+
 std::vector<double> average_ranks(std::span<const double> values) {
   std::vector<std::size_t> order(values.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

@@ -25,12 +25,6 @@ inline auto enum_names(Metric) {
                                                              {Metric::pearson, "pearson"},
                                                              {Metric::spearman, "spearman"}}};
 }
-inline std::string_view name_of(Metric metric) {
-  for (const auto& [each, name] : enum_names(metric)) {
-    if (each == metric) return name;
-  }
-  return "";
-}
 /// True for pearson and spearman, which compare scores; the others compare classes.
 constexpr bool compares_scores(Metric metric) {
   return metric == Metric::pearson || metric == Metric::spearman;
@@ -54,6 +48,10 @@ MetricValue evaluate(Metric metric, std::span<const int64_t> labels, std::span<c
 /// pearson or spearman (average ranks for ties). Undefined: fewer than two examples, a constant side, a NaN;
 /// infinities for pearson. Large values neither overflow nor vanish.
 MetricValue evaluate(Metric metric, std::span<const double> scores, std::span<const double> predictions);
+
+/// Either kind, from numbers as a model gives them; classes are whole ones.
+MetricValue evaluate_numbers(Metric metric, std::span<const double> labels,
+                             std::span<const double> predictions);
 
 /// Ranks from 1; equal values share the mean of their ranks. `values` without NaN.
 std::vector<double> average_ranks(std::span<const double> values);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "roformer/core/display.h"
 #include "roformer/core/error.h"
 #include "roformer/core/files.h"
 #include "roformer/hf/pickle.h"
@@ -19,19 +20,6 @@ using Json = nlohmann::json;
 
 constexpr size_t max_config_bytes = 4 << 20;
 constexpr size_t max_index_bytes = 64 << 20;
-
-std::string family_prefix(HfFamily family) { return family == HfFamily::bert ? "bert." : "roformer."; }
-
-bool starts_with(std::string_view text, std::string_view start) {
-  return text.substr(0, start.size()) == start;
-}
-
-/// Text of a file in a message: one line of sane length.
-std::string clean_text(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, 120)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? '?' : c;
-  return text.size() > 120 ? out + "..." : out;
-}
 
 Json read_json_object(const fs::path& path, size_t limit) {
   Json json = Json::parse(read_file(path, limit), nullptr, /*allow_exceptions=*/false);
@@ -179,15 +167,14 @@ class HfConfig {
       auto among = [&, name = std::string_view(key)](const auto& list) {
         return std::find(std::begin(list), std::end(list), name) != std::end(list);
       };
-      if (known_.count(key) || among(harmless_keys) || starts_with(key, "_") ||
-          starts_with(key, "summary_")) {
+      if (known_.count(key) || among(harmless_keys) || key.starts_with("_") || key.starts_with("summary_")) {
         continue;
       }
       if (among(refused_keys)) {
         if (!says_no(value)) refuse("'{}' is not supported", key);
       } else if (!value.is_null()) {
         refuse("option '{}' is not known here; remove it if the model computes the same without it",
-               clean_text(key));
+               shown(key));
       }
     }
   }
@@ -218,13 +205,13 @@ HfFamily config_family(HfConfig& config) {
   std::string type = config.text("model_type", "");
   if (type.empty()) {  // the first BERT files: transformers then goes by the name of the folder
     const std::string class_name = architecture(config);
-    if (starts_with(class_name, "BertFor") || class_name == "BertModel") type = "bert";
-    if (starts_with(class_name, "RoFormer")) type = "roformer";
+    if (class_name.starts_with("BertFor") || class_name == "BertModel") type = "bert";
+    if (class_name.starts_with("RoFormer")) type = "roformer";
     if (type.empty()) config.refuse("'model_type' is missing; add \"model_type\": \"bert\" or \"roformer\"");
   }
   if (type == "bert") return HfFamily::bert;
   if (type == "roformer") return HfFamily::roformer;
-  config.refuse("model_type '{}' is not supported; 'bert' and 'roformer' are", clean_text(type));
+  config.refuse("model_type '{}' is not supported; 'bert' and 'roformer' are", shown(type));
 }
 
 /// Options of the encoder; defaults are those of transformers' BertConfig and RoFormerConfig.
@@ -252,11 +239,11 @@ EncoderOptions config_encoder(HfConfig& config, HfFamily family) {
   if (activation == std::end(hf_activations)) {
     config.refuse(
         "hidden_act '{}' is not supported; gelu, gelu_new, gelu_pytorch_tanh, relu, silu and tanh are",
-        clean_text(name));
+        shown(name));
   }
   o.activation = activation->activation;
   if (const std::string type = config.text("position_embedding_type", "absolute"); type != "absolute") {
-    config.refuse("position_embedding_type '{}' is not supported; 'absolute' is", clean_text(type));
+    config.refuse("position_embedding_type '{}' is not supported; 'absolute' is", shown(type));
   }
   const int64_t length = config.integer("max_position_embeddings", bert ? 512 : 1536, 1, 1 << 22);
   if (bert) {
@@ -303,7 +290,7 @@ std::string current_name(std::string name, HfFamily family) {
     }
   }
   for (const std::string_view bare : {"embeddings.", "embeddings_project.", "encoder.", "pooler."}) {
-    if (starts_with(name, bare)) return family_prefix(family) + name;
+    if (name.starts_with(bare)) return std::string(hf_prefix(family)) + name;
   }
   return name;
 }
@@ -335,8 +322,8 @@ class HfWeightsReader {
     tensor.stored_name = stored;
     const auto [at, added] = weights_.emplace(current_name(stored, family_), std::move(tensor));
     if (!added) {
-      fail("{}: '{}' and '{}' are the same tensor", folder_.string(), clean_text(at->second.stored_name),
-           clean_text(stored));
+      fail("{}: '{}' and '{}' are the same tensor", folder_.string(), shown(at->second.stored_name),
+           shown(stored));
     }
   }
   void add_safetensors(const std::string& name) {
@@ -358,18 +345,18 @@ class HfWeightsReader {
     if (map == index.end() || !map->is_object()) fail("{}: 'weight_map' is missing", path.string());
     std::set<std::string> files;
     for (const auto& [key, file] : map->items()) {
-      if (!file.is_string()) fail("{}: the file of '{}' is no text", path.string(), clean_text(key));
+      if (!file.is_string()) fail("{}: the file of '{}' is no text", path.string(), shown(key));
       const std::string part = file.get<std::string>();
       if (part.empty() || part.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos ||
           part == "..") {
-        fail("{}: '{}' is no file of this folder", path.string(), clean_text(part));
+        fail("{}: '{}' is no file of this folder", path.string(), shown(part));
       }
       files.insert(part);
     }
     for (const std::string& file : files) (this->*add_file)(file);
     std::vector<std::string> absent;
     for (const auto& [key, file] : map->items()) {
-      if (!weights_.count(current_name(key, family_))) absent.push_back("'" + clean_text(key) + "'");
+      if (!weights_.count(current_name(key, family_))) absent.push_back("'" + shown(key) + "'");
     }
     if (!absent.empty()) fail("{}: not in the files: {}", path.string(), fmt::join(absent, ", "));
   }
@@ -440,7 +427,7 @@ HeadKind kind_of(HfFamily family) { return family == HfFamily::bert ? HeadKind::
 
 /// The name in the folder; empty where the family has none.
 std::string name_in_family(const std::string& ours, const HfModelView& view, HfFamily family) {
-  if (view.head == HeadType::classifier && starts_with(ours, "head.") &&
+  if (view.head == HeadType::classifier && ours.starts_with("head.") &&
       view.classifier.kind != kind_of(family)) {
     return {};
   }
@@ -449,8 +436,8 @@ std::string name_in_family(const std::string& ours, const HfModelView& view, HfF
 
 /// Parameters that a folder has or lacks together: heads. Empty: none may be absent.
 std::string optional_group(const std::string& ours, const HfModelView& view) {
-  if (starts_with(ours, "pooler.")) return "pooler";
-  if (!starts_with(ours, "head.")) return {};
+  if (ours.starts_with("pooler.")) return "pooler";
+  if (!ours.starts_with("head.")) return {};
   // BERT's pooler is part of the encoder there, so it may come without the output layer.
   if (view.head == HeadType::classifier && view.classifier.kind == HeadKind::bert) {
     return ours.substr(0, ours.find('.', 5));
@@ -541,7 +528,7 @@ bool is_other_head(std::string_view name) {
   for (const std::string_view start :
        {"cls.predictions.", "cls.seq_relationship.", "bert.pooler.", "roformer.pooler.", "classifier.",
         "qa_outputs.", "sequence_summary."}) {
-    if (starts_with(name, start)) return true;
+    if (name.starts_with(start)) return true;
   }
   return false;
 }
@@ -564,7 +551,7 @@ HfFolder open_hf(const fs::path& path) {
   const std::string problem = config.text("problem_type", "");
   if (!problem.empty() && problem != "regression" && problem != "single_label_classification" &&
       problem != "multi_label_classification") {
-    config.refuse("problem_type '{}' is not known", clean_text(problem));
+    config.refuse("problem_type '{}' is not known", shown(problem));
   }
   const Json& classifier_dropout = config.get("classifier_dropout");
   if (folder.family == HfFamily::bert && !classifier_dropout.is_null()) {
@@ -639,7 +626,7 @@ HfReport load_hf(torch::nn::Module& model, const HfFolder& folder) {
     if (!at::isFloatingType(stored.dtype)) {
       problems.push_back(fmt::format("'{}' holds no floating-point numbers", stored.stored_name));
     } else if (item.value().sizes() != torch::IntArrayRef(stored.shape)) {
-      problems.push_back(fmt::format("'{}' is [{}], not [{}]", clean_text(stored.stored_name),
+      problems.push_back(fmt::format("'{}' is [{}], not [{}]", shown(stored.stored_name),
                                      fmt::join(stored.shape, ", "), fmt::join(item.value().sizes(), ", ")));
     } else {
       matches.push_back({item.value(), &stored});
@@ -667,7 +654,7 @@ HfReport load_hf(torch::nn::Module& model, const HfFolder& folder) {
     } else if (is_other_head(name)) {
       report.unused.push_back(name);
     } else {
-      problems.push_back(fmt::format("'{}' is unexpected", clean_text(tensor.stored_name)));
+      problems.push_back(fmt::format("'{}' is unexpected", shown(tensor.stored_name)));
     }
   }
   if (!problems.empty()) {
@@ -679,6 +666,20 @@ HfReport load_hf(torch::nn::Module& model, const HfFolder& folder) {
     parameter.copy_(match.stored->read());
   }
   return report;
+}
+
+void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file) {
+  HfFolder folder;
+  folder.path = "the file of weights";
+  folder.family = hf_family(file);
+  folder.head = HeadType::mlm;
+  folder.encoder = model.encoder->options();  // no config.json says otherwise
+  for (const SafetensorsEntry& entry : file.entries()) {
+    folder.weights.emplace(entry.name, HfTensor{entry.dtype, entry.shape, entry.name,
+                                                [file, name = entry.name] { return file.tensor(name); }});
+  }
+  const HfReport report = load_hf(model, folder);
+  if (!report.fresh.empty()) fail("the file of weights has no head of a masked language model");
 }
 
 Pretrained load_pretrained(const HfFolder& folder, HfReport* report) {
@@ -732,17 +733,17 @@ HfReport save_hf(const fs::path& path, const torch::nn::Module& model, const HfS
 
   HfReport report;
   std::vector<std::pair<std::string, torch::Tensor>> tensors;
-  const std::string prefix = family_prefix(family);
+  const std::string prefix(hf_prefix(family));
   auto add = [&](std::string name, const torch::Tensor& tensor) {
     // As transformers does: an encoder alone is written without the prefix.
-    if (view.head == HeadType::none && starts_with(name, prefix)) name.erase(0, prefix.size());
+    if (view.head == HeadType::none && name.starts_with(prefix)) name.erase(0, prefix.size());
     tensors.emplace_back(std::move(name), tensor.detach().to(torch::kCPU).to(options.dtype));
   };
   for (const auto& item : model.named_parameters()) {
     const std::string ours = view.prefix + item.key();
     const std::string name = name_in_family(ours, view, family);
     if (name.empty()) fail("parameter '{}' has no name in Hugging Face's format", ours);
-    if (view.head != HeadType::none && starts_with(ours, "pooler.")) {
+    if (view.head != HeadType::none && ours.starts_with("pooler.")) {
       report.unused.push_back(name);
     } else {
       add(name, item.value());

@@ -51,6 +51,11 @@ struct HfReport {
 /// otherwise in the options; the model is then unchanged.
 HfReport load_hf(torch::nn::Module& model, const HfFolder& folder);
 
+/// For a file without config.json: copies the weights of a masked language model into `model` as load_hf
+/// does. Error that lists every missing and wrongly shaped tensor; the model is then unchanged. The file may
+/// hold more: the tied decoder, RoFormer's fixed table of sines, a pooler.
+void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file);
+
 /// A model for all that the folder holds, loaded. `report`: what had no place (next-sentence head, ...).
 Pretrained load_pretrained(const HfFolder& folder, HfReport* report = nullptr);
 

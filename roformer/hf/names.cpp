@@ -3,7 +3,6 @@
 #include <array>
 
 #include "roformer/core/error.h"
-#include "roformer/hf/folder.h"
 
 namespace roformer {
 namespace {
@@ -58,10 +57,6 @@ std::string replace_prefix(std::string_view name, const Table& table) {
   return {};
 }
 
-constexpr std::string_view prefix_of(HfFamily family) {
-  return family == HfFamily::bert ? "bert." : "roformer.";
-}
-
 }  // namespace
 
 std::string hf_name(std::string_view ours, HfFamily family, HeadType head) {
@@ -80,7 +75,7 @@ std::string hf_name(std::string_view ours, HfFamily family, HeadType head) {
   } else {
     name = replace_prefix(ours, outer_names);
   }
-  return name.empty() ? name : std::string(prefix_of(family)).append(name);
+  return name.empty() ? name : std::string(hf_prefix(family)).append(name);
 }
 
 HfFamily hf_family(const SafetensorsFile& file) {
@@ -88,20 +83,6 @@ HfFamily hf_family(const SafetensorsFile& file) {
     if (file.contains(hf_name("encoder.token.weight", family))) return family;
   }
   fail("neither 'bert.' nor 'roformer.' weights of a masked language model in this file");
-}
-
-void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file) {
-  HfFolder folder;
-  folder.path = "the file of weights";
-  folder.family = hf_family(file);
-  folder.head = HeadType::mlm;
-  folder.encoder = model.encoder->options();  // no config.json says otherwise
-  for (const SafetensorsEntry& entry : file.entries()) {
-    folder.weights.emplace(entry.name, HfTensor{entry.dtype, entry.shape, entry.name,
-                                                [file, name = entry.name] { return file.tensor(name); }});
-  }
-  const HfReport report = load_hf(model, folder);
-  if (!report.fresh.empty()) fail("the file of weights has no head of a masked language model");
 }
 
 }  // namespace roformer

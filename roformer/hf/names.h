@@ -13,6 +13,11 @@ namespace roformer {
 
 enum class HfFamily { bert, roformer };
 
+/// What the names of an encoder's tensors begin with.
+constexpr std::string_view hf_prefix(HfFamily family) {
+  return family == HfFamily::bert ? "bert." : "roformer.";
+}
+
 /// The Hugging Face name of a parameter of MaskedLm, SequenceClassifier or Pretrained, whose `head` says what
 /// "head." is: "encoder.layers.0.ffn.up.weight" -> "bert.encoder.layer.0.intermediate.dense.weight". Empty
 /// where that family has none (a trainable theta).
@@ -20,10 +25,5 @@ std::string hf_name(std::string_view ours, HfFamily family, HeadType head = Head
 
 /// The family whose encoder the file holds, by the prefix of its names; Error when there is none.
 HfFamily hf_family(const SafetensorsFile& file);
-
-/// For a file without config.json: copies the weights of a masked language model into `model` as load_hf
-/// does. Error that lists every missing and wrongly shaped tensor; the model is then unchanged. The file may
-/// hold more: the tied decoder, RoFormer's fixed table of sines, a pooler.
-void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file);
 
 }  // namespace roformer

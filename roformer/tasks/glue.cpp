@@ -7,19 +7,13 @@ namespace {
 
 /// Of one dev set.
 MetricValue glue_metric(Metric metric, const std::vector<Prediction>& predictions, int64_t set) {
-  std::vector<double> scores, predicted_scores;
-  std::vector<int64_t> classes, predicted_classes;
+  std::vector<double> labels, values;
   for (const Prediction& each : predictions) {
     if (each.set != set) continue;
-    scores.push_back(each.label);
-    predicted_scores.push_back(each.value);
-    classes.push_back(static_cast<int64_t>(each.label));
-    predicted_classes.push_back(static_cast<int64_t>(each.value));
+    labels.push_back(each.label);
+    values.push_back(each.value);
   }
-  return compares_scores(metric)
-             ? evaluate(metric, std::span<const double>(scores), std::span<const double>(predicted_scores))
-             : evaluate(metric, std::span<const int64_t>(classes),
-                        std::span<const int64_t>(predicted_classes));
+  return evaluate_numbers(metric, labels, values);
 }
 
 }  // namespace
@@ -118,7 +112,7 @@ Metrics FineTuneTask::metrics(const Evaluation& evaluation) const {
   for (const Metric metric : glue_metrics(options_.name)) {
     for (int64_t set = 0; set < static_cast<int64_t>(valid_ends_.size()); ++set) {
       const MetricValue value = glue_metric(metric, evaluation.predictions, set);
-      const std::string name(name_of(metric));
+      const std::string name(enum_name(metric));
       if (value.value) metrics[set == 0 ? name : name + "_mm"] = *value.value;
     }
   }
@@ -126,7 +120,7 @@ Metrics FineTuneTask::metrics(const Evaluation& evaluation) const {
 }
 
 Headline FineTuneTask::headline() const {
-  return {std::string(name_of(glue_metrics(options_.name).front())), true};
+  return {std::string(enum_name(glue_metrics(options_.name).front())), true};
 }
 
 }  // namespace roformer

@@ -1,14 +1,17 @@
-#include <array>
+#include <iterator>
 #include <stdexcept>
 
 #include "roformer/text/build.h"
+#include "roformer/text/vocabulary.h"
 
 namespace roformer {
 namespace {
 
 class BytesTokenizer final : public Tokenizer {
  public:
-  int64_t vocab_size() const override { return first_special + static_cast<int64_t>(names.size()); }
+  int64_t vocab_size() const override {
+    return first_special + static_cast<int64_t>(std::size(bert_special_names));
+  }
   int32_t special(Special role) const override {
     switch (role) {
       case Special::pad:
@@ -35,7 +38,7 @@ class BytesTokenizer final : public Tokenizer {
   std::string token(int32_t id) const override {
     if (id < 0 || id >= vocab_size()) throw std::out_of_range("bytes: no token has this id");
     if (id < first_special) return std::string(1, static_cast<char>(id));
-    return std::string(names[static_cast<size_t>(id - first_special)]);
+    return std::string(bert_special_names[static_cast<size_t>(id - first_special)]);
   }
   std::string decode(const std::vector<int32_t>& ids) const override {
     std::string text;
@@ -50,7 +53,6 @@ class BytesTokenizer final : public Tokenizer {
 
  private:
   static constexpr int32_t first_special = 256;
-  static constexpr std::array<std::string_view, 5> names = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
 };
 
 }  // namespace

@@ -41,7 +41,7 @@ class TokenizerJson {
     try {
       values_ = json::parse(text, shallow);
     } catch (const json::exception& e) {
-      fail("{}: not JSON: {}", name(), shorten(printable(e.what()), 160));
+      fail("{}: not JSON: {}", name(), shown(e.what(), 160));
     }
     if (!values_.is_object()) fail("{}: expected a JSON object", name());
   }
@@ -57,17 +57,17 @@ class TokenizerJson {
     const json* value = find(key);
     if (!value) return std::nullopt;
     if (!value->is_boolean())
-      fail("{}: '{}' is {}, expected true, false or null", name(), key, shown(*value));
+      fail("{}: '{}' is {}, expected true, false or null", name(), key, shown_value(*value));
     return value->get<bool>();
   }
   std::string find_text(std::string_view key) const {
     const json* value = find(key);
     if (!value) return "";
-    if (!value->is_string()) fail("{}: '{}' is {}, expected text", name(), key, shown(*value));
+    if (!value->is_string()) fail("{}: '{}' is {}, expected text", name(), key, shown_value(*value));
     return value->get<std::string>();
   }
-  static std::string shown(const json& value) {
-    return shorten(printable(value.dump(-1, ' ', false, json::error_handler_t::replace)), 60);
+  static std::string shown_value(const json& value) {
+    return shown(value.dump(-1, ' ', false, json::error_handler_t::replace));
   }
 
  private:
@@ -83,7 +83,7 @@ std::string special_text(const TokenizerJson& file, std::string_view key, const 
       const auto found = value.find(flag);
       if (found != value.end() && *found != json(false)) {
         fail("{}: '{}' has {} = {}, which is not supported; expected false", file.name(), key, flag,
-             TokenizerJson::shown(*found));
+             TokenizerJson::shown_value(*found));
       }
     }
     const auto found = value.find("content");
@@ -91,7 +91,7 @@ std::string special_text(const TokenizerJson& file, std::string_view key, const 
     content = &*found;
   }
   if (!content->is_string()) {
-    fail("{}: '{}' is {}, expected text", file.name(), key, TokenizerJson::shown(*content));
+    fail("{}: '{}' is {}, expected text", file.name(), key, TokenizerJson::shown_value(*content));
   }
   return content->get<std::string>();
 }
@@ -102,8 +102,8 @@ void require_special(const TokenizerJson& file) {
     if (!value) continue;
     const std::string text = special_text(file, special_keys[role], *value);
     if (text != bert_special_names[role]) {
-      fail("{}: '{}' is '{}'; only '{}' is supported", file.name(), special_keys[role],
-           shorten(printable(text), 40), bert_special_names[role]);
+      fail("{}: '{}' is '{}'; only '{}' is supported", file.name(), special_keys[role], shown(text, 40),
+           bert_special_names[role]);
     }
   }
   const json* more = file.find("additional_special_tokens");
@@ -115,7 +115,7 @@ void require_no_added(const TokenizerJson& file, const std::string& text) {
   if (std::find(std::begin(bert_special_names), std::end(bert_special_names), text) ==
       std::end(bert_special_names)) {
     fail("{}: added token '{}': added tokens are not supported; put it into vocab.txt", file.name(),
-         shorten(printable(text), 40));
+         shown(text, 40));
   }
 }
 
@@ -185,7 +185,7 @@ TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
       }
       if (model_type != "bert" && model_type != "roformer") {
         fail("{}: no tokenizer for 'model_type' '{}'; supported are bert and roformer", source,
-             shorten(printable(model_type), 60));
+             shown(model_type));
       }
       kind = model_type == "bert" ? "BertTokenizer" : "RoFormerTokenizer";
     }
@@ -193,7 +193,7 @@ TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
   const bool bert = kind == "BertTokenizer" || kind == "BertTokenizerFast";
   if (!bert && kind != "RoFormerTokenizer" && kind != "RoFormerTokenizerFast") {
     fail("{}: 'tokenizer_class' {} is not supported; supported are BertTokenizer and RoFormerTokenizer",
-         source, shorten(printable(kind), 60));
+         source, shown(kind));
   }
   require_plain(config, folder);
   if (!has_vocab)

@@ -119,8 +119,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
  private:
   void check(const sentencepiece::util::Status& status) const {
-    if (!status.ok())
-      fail("{}: damaged SentencePiece model: {}", file_, shorten(printable(status.message()), 160));
+    if (!status.ok()) fail("{}: damaged SentencePiece model: {}", file_, shown(status.message(), 160));
   }
 
   sentencepiece::SentencePieceProcessor model_;

@@ -13,6 +13,7 @@
 #include "roformer/core/display.h"
 #include "roformer/core/error.h"
 #include "roformer/core/files.h"
+#include "roformer/core/random.h"
 #include "roformer/text/sentencepiece.h"
 #include "roformer/text/wordpiece.h"
 
@@ -261,9 +262,7 @@ class LineSample final : public sentencepiece::SentenceIterator {
     int64_t used = 0;
     std::string line;
     for (uint64_t number = 0; next_line(line); ++number) {
-      uint64_t hash = (number + 1) * 0x9E3779B97F4A7C15ULL;
-      hash = (hash ^ hash >> 29) * 0xBF58476D1CE4E5B9ULL;
-      hash ^= hash >> 32;
+      const uint64_t hash = mix(number);
       if (line.empty() || hash > limit) continue;
       used += static_cast<int64_t>(line.size()) + bytes_around_word;
       lines_.push_back({hash, line});
@@ -314,7 +313,7 @@ std::string train_sentencepiece(const TokenizerTrainingOptions& o, const NextLin
     fail(
         "train-tokenizer: SentencePiece says: {}; often vocab_size ({}) is too large or too small for the "
         "text",
-        shorten(printable(status.message()), 200), o.vocab_size);
+        shown(status.message(), 200), o.vocab_size);
   }
   return model;
 }

@@ -92,7 +92,7 @@ WordCutter::WordCutter(const std::filesystem::path& dictionary) {
     if (word.empty() || word.find('\0') != word.npos || count < 0 || count > largest_count ||
         word.size() > longest_dictionary_word) {
       fail("{}:{}: expected `word frequency part-of-speech` as in jieba's dict.txt, found '{}'", name, line,
-           shorten(printable(entry), 60));
+           shown(entry));
     }
     if (valid_utf8_prefix(entry) != entry.size()) fail("{}:{}: not UTF-8; convert the file", name, line);
     int32_t node = 0;

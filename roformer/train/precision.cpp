@@ -17,9 +17,7 @@ void require_precision(Precision precision, torch::Device device) {
 }
 
 void set_matmul_precision(MatmulPrecision precision, torch::Device device, double tolerance) {
-  for (const auto& [value, name] : enum_names(precision)) {
-    if (value == precision) at::globalContext().setFloat32MatmulPrecision(std::string(name));
-  }
+  at::globalContext().setFloat32MatmulPrecision(std::string(enum_name(precision)));
   if (precision == MatmulPrecision::highest || !device.is_cpu()) return;
   const torch::NoGradGuard no_grad;
   const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(1);  // leaves the run's own alone

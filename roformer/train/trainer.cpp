@@ -78,27 +78,22 @@ Trainer::Trainer(Task& task, const TrainerOptions& options, const World& world, 
   }
 }
 
-/// Where update `step_` + 1 belongs; after the last update the last stage.
-Trainer::Place Trainer::place() const {
-  Place place{0, 0, 0};
-  for (const StageOptions& stage : options_.stages) {
-    place.end = place.begin + stage.steps;
-    if (step_ < place.end || place.stage + 1 == options_.stages.size()) break;
-    place.begin = place.end;
-    ++place.stage;
+/// Of the stage that update `step_` + 1 belongs to; after the last update the last one.
+void Trainer::open_stream() {
+  stage_index_ = 0;
+  stage_end_ = options_.stages[0].steps;
+  while (step_ >= stage_end_ && stage_index_ + 1 < options_.stages.size()) {
+    ++stage_index_;
+    stage_end_ += options_.stages[stage_index_].steps;
   }
-  return place;
+  stream_ = prefetch(task_.stream(Split::train, stage(), world_.shard));
 }
 
 /// Each stage reads the data in an order of its own.
-Stage Trainer::stage(size_t index) const {
+Stage Trainer::stage() const {
   const auto seed = static_cast<uint64_t>(options_.seed);
-  return {options_.stages[index].batch, index == 0 ? seed : mix(seed, index), options_.stages[index].length};
-}
-
-void Trainer::open_stream() {
-  place_ = place();
-  stream_ = prefetch(task_.stream(Split::train, stage(place_.stage), world_.shard));
+  const StageOptions& stage = options_.stages[stage_index_];
+  return {stage.batch, stage_index_ == 0 ? seed : mix(seed, stage_index_), stage.length};
 }
 
 Trainer::Result Trainer::fit(const Progress& progress) {
@@ -114,7 +109,7 @@ Trainer::Result Trainer::fit(const Progress& progress) {
                static_cast<double>(update.tokens) / (log.seconds() - start));
     }
     log_update(log, update);
-    const bool stage_ends = step_ == place_.end;
+    const bool stage_ends = step_ == stage_end_;
     if (stage_ends || step_ % options_.evaluate_every == 0) evaluate_and_keep_best(log);
     if (stage_ends && step_ < options_.steps) open_stream();
     if (step_ % options_.checkpoint_every == 0) save(log);
@@ -192,7 +187,7 @@ void Trainer::log_update(RunLog& log, const Update& update) {
 }
 
 Metrics Trainer::evaluate_weights() {
-  last_evaluation_ = evaluate_task(task_, stage(place_.stage), options_.precision, world_);
+  last_evaluation_ = evaluate_task(task_, stage(), options_.precision, world_);
   return last_evaluation_.count > 0 ? task_.metrics(last_evaluation_) : Metrics{};
 }
 
@@ -307,9 +302,8 @@ void Trainer::restore(const Checkpoint& checkpoint) {
     since_log_.loss_sum = state.at("since_log").at(0);
     since_log_.count = state.at("since_log").at(1);
     scaler_.restore(state.at("scaler").at(0), state.at("scaler").at(1));
-    open_stream();
-    // At the start of a stage the checkpoint still tells of the stage before.
-    if (step_ > place_.begin || place_.stage == 0) stream_->restore({state.at("samples")});
+    open_stream();  // a checkpoint at the end of a stage tells of the next one's stream already
+    stream_->restore({state.at("samples")});
   } catch (const nlohmann::json::exception& error) {
     fail("the checkpoint's state is damaged: {}", error.what());
   }

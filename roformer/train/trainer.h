@@ -116,12 +116,7 @@ class Trainer {
     double grad_norm = 0.0;
     double lr = 0.0;
   };
-  struct Place {
-    size_t stage;
-    int64_t begin, end;  ///< updates (begin, end] belong to it
-  };
-  Place place() const;
-  Stage stage(size_t index) const;
+  Stage stage() const;
   void open_stream();
   Update make_update();
   Metrics evaluate_weights();
@@ -142,7 +137,8 @@ class Trainer {
   LossScaler scaler_;
   NamedTensors ema_;  ///< averages of the parameters, same order; empty without ema
   std::unique_ptr<BatchStream> stream_;
-  Place place_{};
+  size_t stage_index_ = 0;
+  int64_t stage_end_ = 0;  ///< its last update
   Evaluation last_evaluation_;
 
   // What a checkpoint keeps beside tensors.

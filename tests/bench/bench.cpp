@@ -16,7 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "roformer/core/error.h"
-#include "roformer/hf/names.h"
+#include "roformer/hf/folder.h"
 #include "roformer/nn/rotary.h"
 #include "roformer/text/tokenizer.h"
 #include "roformer/train/checkpoint.h"

@@ -28,6 +28,11 @@ TEST_CASE("display width counts columns") {
   CHECK(display_width("e\xcc\x81") == 1);  // combining accent
 }
 
+TEST_CASE("a shown piece of a file is printable and short") {
+  CHECK(roformer::shown("a\nb\xff") == "a b?");
+  CHECK(roformer::shown(std::string(1 << 20, 'x'), 5) == "xxxx…");
+}
+
 TEST_CASE("shortened text fits") {
   CHECK(shorten("abcdef", 6) == "abcdef");
   CHECK(shorten("abcdef", 5) == "abcd…");

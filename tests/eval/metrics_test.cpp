@@ -150,6 +150,9 @@ TEST_CASE("correlations of odd input") {
   CHECK_FALSE(evaluate(Metric::pearson, Scores{}, Scores{}).value);
   CHECK_THROWS_AS(evaluate(Metric::pearson, x, Scores{1}), std::logic_error);
   CHECK_THROWS_AS(evaluate(Metric::accuracy, x, x), std::logic_error);
+  CHECK(evaluate_numbers(Metric::pearson, x, Scores{1, 3, 2, 9}).value ==
+        evaluate(Metric::pearson, x, Scores{1, 3, 2, 9}).value);
+  CHECK(evaluate_numbers(Metric::f1, Scores{1, 0, 1}, Scores{1, 1, 0}).value == 0.5);
   // Neither overflow nor underflow.
   const double expected = *evaluate(Metric::pearson, x, Scores{1, 3, 2, 9}).value;
   for (const double scale : {1.9e307, 1e-300, -1e200}) {

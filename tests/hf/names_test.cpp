@@ -1,4 +1,4 @@
-#include "roformer/hf/names.h"
+#include "roformer/hf/folder.h"
 
 #include <set>
 
