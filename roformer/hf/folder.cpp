@@ -10,6 +10,7 @@
 #include "roformer/core/display.h"
 #include "roformer/core/error.h"
 #include "roformer/core/files.h"
+#include "roformer/core/json_file.h"
 #include "roformer/hf/pickle.h"
 
 namespace roformer {
@@ -20,13 +21,6 @@ using Json = nlohmann::json;
 
 constexpr size_t max_config_bytes = 4 << 20;
 constexpr size_t max_index_bytes = 64 << 20;
-
-Json read_json_object(const fs::path& path, size_t limit) {
-  Json json = Json::parse(read_file(path, limit), nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) fail("{}: not valid JSON", path.string());
-  if (!json.is_object()) fail("{}: not a JSON object", path.string());
-  return json;
-}
 
 // --- config.json
 // ---------------------------------------------------------------------------------------------------
@@ -120,16 +114,16 @@ bool says_no(const Json& value) {
 }
 
 /// Typed access to config.json; remembers which keys were read.
-class HfConfig {
+class HfConfig : public JsonFile {
  public:
-  explicit HfConfig(const fs::path& path) : path_(path), json_(read_json_object(path, max_config_bytes)) {}
+  explicit HfConfig(const fs::path& path) : JsonFile(path, max_config_bytes) {}
 
   /// The value, or null where the key is absent; either way it counts as known.
   const Json& get(const char* key) {
     known_.insert(key);
     static const Json null;
-    const auto found = json_.find(key);
-    return found == json_.end() ? null : *found;
+    const Json* found = find(key);
+    return found ? *found : null;
   }
   int64_t integer(const char* key, int64_t missing, int64_t least, int64_t most) {
     const Json& value = get(key);
@@ -163,7 +157,7 @@ class HfConfig {
   }
 
   void refuse_others() {
-    for (const auto& [key, value] : json_.items()) {
+    for (const auto& [key, value] : values().items()) {
       auto among = [&, name = std::string_view(key)](const auto& list) {
         return std::find(std::begin(list), std::end(list), name) != std::end(list);
       };
@@ -179,14 +173,7 @@ class HfConfig {
     }
   }
 
-  template <class... A>
-  [[noreturn]] void refuse(fmt::format_string<A...> format, A&&... arguments) const {
-    fail("{}: {}", path_.string(), fmt::format(format, std::forward<A>(arguments)...));
-  }
-
  private:
-  fs::path path_;
-  Json json_;
   std::set<std::string, std::less<>> known_;
 };
 
@@ -340,16 +327,16 @@ class HfWeightsReader {
   }
   void add_index(const char* name, void (HfWeightsReader::*add_file)(const std::string&)) {
     const fs::path path = folder_ / name;
-    const Json index = read_json_object(path, max_index_bytes);
-    const auto map = index.find("weight_map");
-    if (map == index.end() || !map->is_object()) fail("{}: 'weight_map' is missing", path.string());
+    const JsonFile index(path, max_index_bytes);
+    const Json* map = index.find("weight_map");
+    if (!map || !map->is_object()) index.refuse("'weight_map' is missing");
     std::set<std::string> files;
     for (const auto& [key, file] : map->items()) {
-      if (!file.is_string()) fail("{}: the file of '{}' is no text", path.string(), shown(key));
+      if (!file.is_string()) index.refuse("the file of '{}' is no text", shown(key));
       const std::string part = file.get<std::string>();
       if (part.empty() || part.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos ||
           part == "..") {
-        fail("{}: '{}' is no file of this folder", path.string(), shown(part));
+        index.refuse("'{}' is no file of this folder", shown(part));
       }
       files.insert(part);
     }

@@ -11,7 +11,7 @@
 #include "roformer/core/display.h"
 #include "roformer/core/error.h"
 #include "roformer/core/files.h"
-#include "roformer/text/unicode.h"
+#include "roformer/core/json_file.h"
 #include "roformer/text/vocabulary.h"
 
 namespace roformer {
@@ -26,53 +26,26 @@ constexpr size_t tokenizer_json_bytes = size_t{16} << 20;
 constexpr std::string_view special_keys[5] = {"pad_token", "unk_token", "cls_token", "sep_token",
                                               "mask_token"};
 
-/// A JSON object, its file and typed access; an absent file is an empty one.
-class TokenizerJson {
+/// Typed access to a JSON file of a tokenizer.
+class TokenizerJson : public JsonFile {
  public:
-  explicit TokenizerJson(fs::path path) : path_(std::move(path)) {
-    std::error_code error;
-    if (!fs::exists(path_, error)) return;
-    const std::string text = read_file(path_, tokenizer_json_bytes);
-    if (valid_utf8_prefix(text) != text.size()) fail("{}: not UTF-8; is this JSON?", name());
-    const auto shallow = [this](int depth, json::parse_event_t, json&) {
-      if (depth > 32) fail("{}: nested more than 32 deep", name());
-      return true;
-    };
-    try {
-      values_ = json::parse(text, shallow);
-    } catch (const json::exception& e) {
-      fail("{}: not JSON: {}", name(), shown(e.what(), 160));
-    }
-    if (!values_.is_object()) fail("{}: expected a JSON object", name());
-  }
+  explicit TokenizerJson(const fs::path& path) : JsonFile(path, tokenizer_json_bytes, Absent::empty) {}
 
-  std::string name() const { return path_.string(); }
-  const json& values() const { return values_; }
-  /// Null pointer: absent or null.
-  const json* find(std::string_view key) const {
-    const auto found = values_.find(std::string(key));
-    return found == values_.end() || found->is_null() ? nullptr : &*found;
-  }
   std::optional<bool> find_bool(std::string_view key) const {
     const json* value = find(key);
     if (!value) return std::nullopt;
-    if (!value->is_boolean())
-      fail("{}: '{}' is {}, expected true, false or null", name(), key, shown_value(*value));
+    if (!value->is_boolean()) refuse("'{}' is {}, expected true, false or null", key, shown_value(*value));
     return value->get<bool>();
   }
   std::string find_text(std::string_view key) const {
     const json* value = find(key);
     if (!value) return "";
-    if (!value->is_string()) fail("{}: '{}' is {}, expected text", name(), key, shown_value(*value));
+    if (!value->is_string()) refuse("'{}' is {}, expected text", key, shown_value(*value));
     return value->get<std::string>();
   }
   static std::string shown_value(const json& value) {
     return shown(value.dump(-1, ' ', false, json::error_handler_t::replace));
   }
-
- private:
-  fs::path path_;
-  json values_ = json::object();
 };
 
 /// A special token is text or an object with `content`; the flags in it would change where texts are split.
@@ -82,16 +55,16 @@ std::string special_text(const TokenizerJson& file, std::string_view key, const 
     for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
       const auto found = value.find(flag);
       if (found != value.end() && *found != json(false)) {
-        fail("{}: '{}' has {} = {}, which is not supported; expected false", file.name(), key, flag,
-             TokenizerJson::shown_value(*found));
+        file.refuse("'{}' has {} = {}, which is not supported; expected false", key, flag,
+                    TokenizerJson::shown_value(*found));
       }
     }
     const auto found = value.find("content");
-    if (found == value.end()) fail("{}: '{}' has no 'content'", file.name(), key);
+    if (found == value.end()) file.refuse("'{}' has no 'content'", key);
     content = &*found;
   }
   if (!content->is_string()) {
-    fail("{}: '{}' is {}, expected text", file.name(), key, TokenizerJson::shown_value(*content));
+    file.refuse("'{}' is {}, expected text", key, TokenizerJson::shown_value(*content));
   }
   return content->get<std::string>();
 }
@@ -102,36 +75,34 @@ void require_special(const TokenizerJson& file) {
     if (!value) continue;
     const std::string text = special_text(file, special_keys[role], *value);
     if (text != bert_special_names[role]) {
-      fail("{}: '{}' is '{}'; only '{}' is supported", file.name(), special_keys[role], shown(text, 40),
-           bert_special_names[role]);
+      file.refuse("'{}' is '{}'; only '{}' is supported", special_keys[role], shown(text, 40),
+                  bert_special_names[role]);
     }
   }
   const json* more = file.find("additional_special_tokens");
-  if (more && !more->empty())
-    fail("{}: 'additional_special_tokens' is not supported; remove them", file.name());
+  if (more && !more->empty()) file.refuse("'additional_special_tokens' is not supported; remove them");
 }
 
 void require_no_added(const TokenizerJson& file, const std::string& text) {
   if (std::find(std::begin(bert_special_names), std::end(bert_special_names), text) ==
       std::end(bert_special_names)) {
-    fail("{}: added token '{}': added tokens are not supported; put it into vocab.txt", file.name(),
-         shown(text, 40));
+    file.refuse("added token '{}': added tokens are not supported; put it into vocab.txt", shown(text, 40));
   }
 }
 
 /// Everything that changes ids and is not followed here.
 void require_plain(const TokenizerJson& config, const fs::path& folder) {
   if (!config.find_bool("do_basic_tokenize").value_or(true)) {
-    fail("{}: 'do_basic_tokenize' is false, which is not supported", config.name());
+    config.refuse("'do_basic_tokenize' is false, which is not supported");
   }
   if (config.find_bool("split_special_tokens").value_or(false)) {
-    fail("{}: 'split_special_tokens' is true, which is not supported", config.name());
+    config.refuse("'split_special_tokens' is true, which is not supported");
   }
   const json* never = config.find("never_split");
-  if (never && !never->empty()) fail("{}: 'never_split' is not supported; remove it", config.name());
+  if (never && !never->empty()) config.refuse("'never_split' is not supported; remove it");
   require_special(config);
   if (const json* added = config.find("added_tokens_decoder")) {
-    if (!added->is_object()) fail("{}: 'added_tokens_decoder' is not a JSON object", config.name());
+    if (!added->is_object()) config.refuse("'added_tokens_decoder' is not a JSON object");
     for (const auto& [id, token] : added->items()) {
       require_no_added(config, special_text(config, "added_tokens_decoder", token));
     }
@@ -211,11 +182,10 @@ TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
     return o;
   }
   if (strip_accents.value_or(lowercase) != lowercase) {
-    fail("{}: 'strip_accents' is {}, which is supported for BertTokenizer only", config.name(),
-         *strip_accents);
+    config.refuse("'strip_accents' is {}, which is supported for BertTokenizer only", *strip_accents);
   }
   if (!split_chinese) {
-    fail("{}: 'tokenize_chinese_chars' is false, which is supported for BertTokenizer only", config.name());
+    config.refuse("'tokenize_chinese_chars' is false, which is supported for BertTokenizer only");
   }
   WordsOptions o;
   o.vocab = vocab;

@@ -1,9 +1,7 @@
 #include "roformer/data/glue.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -16,6 +14,7 @@
 #include "roformer/core/files.h"
 #include "roformer/core/random.h"
 #include "tests/catch.h"
+#include "tests/fuzz.h"
 #include "tests/support.h"
 
 using roformer::glue_files;
@@ -451,11 +450,10 @@ TEST_CASE("hostile files give an Error or examples, nothing else") {
       "text_a\ttext_b\tlabel\na\tb\t1\nc\td\t\n",
       "index\tprediction\n0\t4.2\n1\tentailment\n"};
   const std::string bytes("\t\n\r\0\xFF\xC2\"01ea.-\xEF", 14);
-  double seconds = 2;
-  if (const char* text = std::getenv("ROFORMER_FUZZ_SECONDS")) seconds = std::atof(text);
   roformer::test::TempDir folder;
   const fs::path file = folder / "fuzz.tsv", submission = folder / "STS-B.tsv";
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::duration<double>(roformer::test::fuzz_seconds());
   int64_t rounds = 0, errors = 0;
   const auto attempt = [&](const std::function<void()>& call) {
     try {

@@ -75,6 +75,7 @@ class ProbeTask : public Task {
     evaluation.loss_sum += worsen ? static_cast<double>(calls) : errors(batch).square().sum().item<float>();
     evaluation.count += batch.target_count();
   }
+  Headline headline() const override { return {"loss", higher_is_better}; }
   torch::Tensor errors(const Batch& batch) {
     const torch::Tensor x = batch.tokens.index_select(0, batch.targets).to(torch::kFloat32).unsqueeze(1);
     const torch::Tensor y = batch.labels.to(torch::kFloat32).unsqueeze(1);
@@ -82,7 +83,7 @@ class ProbeTask : public Task {
   }
 
   ProbeModel probe;
-  bool noise = false, worsen = false;
+  bool noise = false, worsen = false, higher_is_better = false;
   double factor = 1.0;  ///< of the loss
   int64_t calls = 0, poison_at = -1;
   std::vector<int64_t> lengths;  ///< of the stages whose data was asked for
@@ -307,6 +308,16 @@ TEST_CASE("stages change batch and length, keep moments, and go on exactly after
     trainer.fit();
     CHECK(torch::equal(whole.probe->linear->weight, second.probe->linear->weight));
     CHECK(torch::equal(whole.probe->linear->bias, second.probe->linear->bias));
+  }
+}
+
+TEST_CASE("the best checkpoint is the lowest or the highest headline, as the task says") {
+  for (const bool higher : {false, true}) {
+    TempDir folder;
+    ProbeTask task;  // its loss falls
+    task.higher_is_better = higher;
+    Trainer(task, probe_options(), {}, folder.path()).fit();
+    CHECK(load_checkpoint_state(CheckpointFolder(folder.path()).best())["step"] == (higher ? 5 : 20));
   }
 }
 
