@@ -13,10 +13,10 @@ ModelSource from_run(const std::filesystem::path& source) {
   ModelSource result;
   result.tokenizer = run.tokenizer;
   PretrainedOptions options;
-  options.encoder = run.model;
+  options.encoder = run.encoder();
   if (options.encoder.vocab_size == 0) options.encoder.vocab_size = tokenizer->vocab_size();
   result.save.pad_token = tokenizer->special(Special::pad);
-  for (const PositionOptions& positions : run.model.positions) {
+  for (const PositionOptions& positions : run.positions()) {
     if (const auto* learned = std::get_if<LearnedOptions>(&positions))
       result.save.max_length = learned->max_length;
   }

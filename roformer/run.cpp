@@ -123,7 +123,23 @@ void check_text(const char* option, const std::vector<std::filesystem::path>& pa
 
 }  // namespace
 
+const EncoderModelOptions& RunOptions::encoder() const {
+  if (const auto* encoder = std::get_if<EncoderModelOptions>(&model)) return *encoder;
+  fail("this run holds a language model (model.type: causal), and an encoder is needed here");
+}
+
+const std::vector<PositionOptions>& RunOptions::positions() const {
+  return std::visit(
+      [](const auto& m) -> const auto& { return m.positions; }, model);
+}
+
+const std::filesystem::path& RunOptions::init_from() const {
+  return std::visit(
+      [](const auto& m) -> const auto& { return m.init_from; }, model);
+}
+
 void check_inputs(const RunOptions& run) {
+  if (const auto* bytes = std::get_if<ByteLmOptions>(&run.task)) check_text("task.file", {bytes->file});
   check_text("data.train", run.data.train);
   check_text("data.valid", run.data.valid);
   if (const auto* glue = std::get_if<GlueOptions>(&run.task)) {
@@ -133,9 +149,9 @@ void check_inputs(const RunOptions& run) {
       fail("task.folder: {}", error.what());
     }
   }
-  if (run.model.init_from.empty()) return;
+  if (run.init_from().empty()) return;
   try {
-    load_checkpoint_state(find_checkpoint(run.model.init_from));
+    load_checkpoint_state(find_checkpoint(run.init_from()));
   } catch (const Error& error) {
     fail("model.init_from: {}", error.what());
   }
@@ -146,7 +162,10 @@ namespace {
 /// Every sequence length of a run, with the option that says so.
 std::vector<std::pair<std::string, int64_t>> lengths_of(const RunOptions& run) {
   if (const auto* glue = std::get_if<GlueOptions>(&run.task)) return {{"task.length", glue->length}};
-  if (run.trainer.stages.empty()) return {{"data.length", run.data.length}};
+  const auto* bytes = std::get_if<ByteLmOptions>(&run.task);
+  if (run.trainer.stages.empty()) {
+    return {bytes ? std::pair("task.length", bytes->length) : std::pair("data.length", run.data.length)};
+  }
   std::vector<std::pair<std::string, int64_t>> lengths;
   for (const StageOptions& stage : run.trainer.stages)
     lengths.emplace_back("trainer.stages: length", stage.length);
@@ -156,16 +175,26 @@ std::vector<std::pair<std::string, int64_t>> lengths_of(const RunOptions& run) {
 }  // namespace
 
 void validate(const RunOptions& options) {
-  for (const PositionOptions& positions : options.model.positions) {
+  for (const PositionOptions& positions : options.positions()) {
     const auto* learned = std::get_if<LearnedOptions>(&positions);
-    if (!learned) continue;
+    const auto* tupe = std::get_if<TupeOptions>(&positions);
+    if (!learned && !tupe) continue;
+    const int64_t rows = learned ? learned->max_length : tupe->max_length;
     for (const auto& [name, length] : lengths_of(options)) {
-      if (length <= learned->max_length) continue;
-      fail("{} {} is beyond the table of learned positions (model.positions.max_length {})", name, length,
-           learned->max_length);
+      if (length <= rows) continue;
+      fail("{} {} is beyond the table of {} positions (model.positions.max_length {})", name, length,
+           learned ? "learned" : "tupe", rows);
     }
   }
-  if (std::holds_alternative<MlmOptions>(options.task)) {
+  const bool bytes = std::holds_alternative<ByteLmOptions>(options.task);
+  const bool causal = std::holds_alternative<CausalModelOptions>(options.model);
+  if (bytes && !causal) fail("task byte_lm trains a language model: write model.type: causal");
+  if (!bytes && causal) fail("model.type: causal is for the task byte_lm; this task trains an encoder");
+  if (bytes) {
+    if (!options.data.train.empty())
+      fail("data.train: is not read by this task, which has a file of its own (task.file)");
+    if (!std::holds_alternative<BytesOptions>(options.tokenizer)) fail("tokenizer.type: byte_lm reads bytes");
+  } else if (std::holds_alternative<MlmOptions>(options.task)) {
     if (options.data.train.empty()) fail("data.train must name a file or a folder");
   } else {
     if (!options.data.train.empty())
@@ -183,11 +212,12 @@ void validate(const RunOptions& options) {
 RunOptions read_run(const ConfigNode& config) {
   RunOptions run;
   read(config, run);
-  if (run.model.path.empty()) return run;
+  const auto* encoder = std::get_if<EncoderModelOptions>(&run.model);
+  if (!encoder || encoder->path.empty()) return run;
   // Once more, on top of what the folder says.
-  const HfFolder folder = open_hf(run.model.path);
+  const HfFolder folder = open_hf(encoder->path);
   run = {};
-  static_cast<EncoderOptions&>(run.model) = folder.encoder;
+  static_cast<EncoderOptions&>(std::get<EncoderModelOptions>(run.model)) = folder.encoder;
   run.tokenizer = tokenizer_of_folder(folder.path);
   read(config, run);
   return run;
@@ -220,8 +250,20 @@ std::unique_ptr<Task> make_task(const RunOptions& run, const World& world,
                                 const std::filesystem::path& cache) {
   require_precision(run.trainer.precision, world.device);
   set_matmul_precision(run.trainer.matmul_precision, world.device);
+  if (const auto* bytes = std::get_if<ByteLmOptions>(&run.task)) {
+    torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
+    CausalLmOptions model = std::get<CausalModelOptions>(run.model);
+    model.vocab_size = 256;
+    auto task = std::make_unique<ByteLmTask>(*bytes, model);
+    const ByteCorpus& corpus = task->corpus();
+    log::info("{}: {} bytes, {} to train on, {} to validate, {} to test", corpus.name(), corpus.size(),
+              corpus.part(BytePart::train).size(), corpus.part(BytePart::valid).size(),
+              corpus.part(BytePart::test).size());
+    task->model().to(world.device);
+    return task;
+  }
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
-  EncoderOptions model = run.model;
+  EncoderOptions model = run.encoder();
   if (model.vocab_size == 0) model.vocab_size = tokenizer->vocab_size();
   if (model.vocab_size < tokenizer->vocab_size()) {
     fail("model.vocab_size {} is less than the {} tokens of the tokenizer", model.vocab_size,
@@ -280,10 +322,11 @@ int train(const TrainRequest& request) {
   Trainer trainer(*task, options, world, folder);
   if (request.resume && trainer.resume()) {
     log::info("goes on after update {}", trainer.step());
-  } else if (!run.model.init_from.empty()) {
-    warm_start(*task, run.model.init_from);
-  } else if (!run.model.path.empty()) {
-    start_from_folder(*task, run.model.path);
+  } else if (!run.init_from().empty()) {
+    warm_start(*task, run.init_from());
+  } else if (const auto* encoder = std::get_if<EncoderModelOptions>(&run.model);
+             encoder && !encoder->path.empty()) {
+    start_from_folder(*task, encoder->path);
   }
   const int64_t parameters = parameter_count(task->model());
   log::info("{}: {} parameters, {} on {} thread(s)", folder.string(), parameters, world.device.str(),
@@ -353,7 +396,8 @@ int print_options(const std::string& path, std::ostream& out) {
   const std::vector<OptionHelp> options = describe<RunOptions>(path);
   if (options.empty()) {
     std::vector<std::string> known;
-    for (const OptionHelp& option : describe<RunOptions>()) known.push_back(option.path);
+    for (const OptionHelp& option : describe<RunOptions>())
+      known.push_back(without_alternatives(option.path));
     fail("no option '{}'{}; 'roformer options' lists all", path, did_you_mean(path, known));
   }
   for (const OptionHelp& option : options) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "roformer/tasks/byte_lm.h"
 #include "roformer/tasks/glue.h"
 #include "roformer/tasks/mlm.h"
 #include "roformer/text/train.h"
@@ -21,23 +22,40 @@
 
 namespace roformer {
 
-using TaskOptions = std::variant<MlmOptions, GlueOptions>;
+using TaskOptions = std::variant<MlmOptions, GlueOptions, ByteLmOptions>;
 
-struct ModelOptions : EncoderOptions {
+struct EncoderModelOptions : EncoderOptions {
+  static constexpr std::string_view type = "encoder";
   std::filesystem::path path;
   std::filesystem::path init_from;
 };
 template <class V>
-void fields(V& v, ModelOptions& o) {
+void fields(V& v, EncoderModelOptions& o) {
   v("path", o.path,
-    "Hugging Face folder (BERT, RoFormer): its weights, and its options and tokenizer where this file names none");
+    "Hugging Face folder (BERT, RoFormer): its weights, and its options and tokenizer where this file names "
+    "none");
   fields(v, static_cast<EncoderOptions&>(o));
   v("vocab_size", o.vocab_size, "rows of the token embedding; 0 = as many as the tokenizer has tokens",
     within(0, 1 << 24));
   v("init_from", o.init_from,
-    "run folder or checkpoint whose weights are taken over where name and shape fit (its encoder alone where the task "
+    "run folder or checkpoint whose weights are taken over where name and shape fit (its encoder alone where "
+    "the task "
     "is another one)");
 }
+
+struct CausalModelOptions : CausalLmOptions {
+  static constexpr std::string_view type = "causal";
+  std::filesystem::path init_from;
+};
+template <class V>
+void fields(V& v, CausalModelOptions& o) {
+  fields(v, static_cast<CausalLmOptions&>(o));
+  v("init_from", o.init_from,
+    "run folder or checkpoint whose weights are taken over where name and shape fit");
+}
+
+/// An encoder for mlm and glue, a causal model for byte_lm.
+using ModelOptions = std::variant<EncoderModelOptions, CausalModelOptions>;
 
 struct RunOptions {
   TaskOptions task;
@@ -48,6 +66,11 @@ struct RunOptions {
   ConfigNode arms;
   ConfigNode grid;
   std::vector<int64_t> seeds;
+
+  /// The model of a run that must hold an encoder; an Error otherwise.
+  const EncoderModelOptions& encoder() const;
+  const std::vector<PositionOptions>& positions() const;
+  const std::filesystem::path& init_from() const;
 };
 template <class V>
 void fields(V& v, RunOptions& o) {
@@ -58,7 +81,8 @@ void fields(V& v, RunOptions& o) {
   v("trainer", o.trainer, "how it is trained");
   v("arms", o.arms, "for ablate: name -> options that differ, e.g. bert: {model.positions.type: learned}");
   v("grid", o.grid,
-    "for ablate: option -> values to try, e.g. {trainer.optimizer.lr: [2e-5, 5e-5]}; every arm runs with every "
+    "for ablate: option -> values to try, e.g. {trainer.optimizer.lr: [2e-5, 5e-5]}; every arm runs with "
+    "every "
     "combination");
   v("seeds", o.seeds, "for ablate: every arm runs once with each; default: trainer.seed", at_least(0));
 }
@@ -73,9 +97,10 @@ RunOptions read_run(const ConfigNode& config);
 /// The files that a run names are there; an Error that names the option otherwise. Before anything is made.
 void check_inputs(const RunOptions& run);
 
-/// Tokenizer, data and model of a run, the model on `world`'s device, initialised from trainer.seed. `cache` receives
-/// the tokenised corpus.
-std::unique_ptr<Task> make_task(const RunOptions& run, const World& world, const std::filesystem::path& cache);
+/// Tokenizer, data and model of a run, the model on `world`'s device, initialised from trainer.seed. `cache`
+/// receives the tokenised corpus.
+std::unique_ptr<Task> make_task(const RunOptions& run, const World& world,
+                                const std::filesystem::path& cache);
 
 /// Where runs of a configuration lie: runs/<config name>.
 std::filesystem::path default_folder(const std::filesystem::path& config);
@@ -86,11 +111,13 @@ struct TrainRequest {
   std::filesystem::path folder;  ///< empty = runs/<config name>/base-seed<k>
   bool resume = false;
 };
-/// Trains, and leaves in the run folder: config.yaml, environment.json, metrics.jsonl, log.txt, TensorBoard events,
-/// curve.png, checkpoints/, result.json. Returns the program's exit status: 0, or 130 when asked to end.
+/// Trains, and leaves in the run folder: config.yaml, environment.json, metrics.jsonl, log.txt, TensorBoard
+/// events, curve.png, checkpoints/, result.json. Returns the program's exit status: 0, or 130 when asked to
+/// end.
 int train(const TrainRequest& request);
 
-/// The validation metrics of a run's best checkpoint (or of a checkpoint file in a run folder), with options changed.
+/// The validation metrics of a run's best checkpoint (or of a checkpoint file in a run folder), with options
+/// changed.
 int evaluate(const std::filesystem::path& run, const std::vector<std::string>& sets, std::ostream& out);
 
 struct AblateRequest {
@@ -99,8 +126,9 @@ struct AblateRequest {
   std::filesystem::path folder;  ///< empty = runs/<config name>
   int64_t jobs = 0;              ///< runs side by side; 0 = one per core
 };
-/// Trains every arm with every seed, each in a process of its own, and leaves results.{md,json} and curves.{png,svg} in
-/// the folder. Runs that are finished are not run again; unfinished ones go on where they stopped.
+/// Trains every arm with every seed, each in a process of its own, and leaves results.{md,json} and
+/// curves.{png,svg} in the folder. Runs that are finished are not run again; unfinished ones go on where they
+/// stopped.
 int ablate(const AblateRequest& request, std::ostream& out);
 
 struct TokenizeRequest {
@@ -125,16 +153,17 @@ int train_tokenizer(const TokenizerTrainingOptions& options, std::ostream& out);
 int convert(const std::filesystem::path& source, const std::filesystem::path& folder, std::ostream& out);
 
 struct EncodeRequest {
-  std::filesystem::path model;   ///< run or Hugging Face folder
-  std::filesystem::path input;   ///< lines of text; .jsonl: {"text", "text_pair"}; .safetensors: input_ids, ...
+  std::filesystem::path model;  ///< run or Hugging Face folder
+  std::filesystem::path
+      input;  ///< lines of text; .jsonl: {"text", "text_pair"}; .safetensors: input_ids, ...
   std::filesystem::path output;  ///< .safetensors
   bool states_only = false;      ///< no pooler_output, no logits
   int64_t max_length = 512;
   std::string device = "auto";
   int64_t threads = 0;
 };
-/// last_hidden_state [N, L, dim] and, where the model has them, pooler_output and logits, with the input_ids and
-/// attention_mask they belong to.
+/// last_hidden_state [N, L, dim] and, where the model has them, pooler_output and logits, with the input_ids
+/// and attention_mask they belong to.
 int encode(const EncodeRequest& request, std::ostream& out);
 
 struct PredictRequest {
@@ -152,7 +181,8 @@ int predict(const PredictRequest& request, std::ostream& out);
 int plot_runs(const std::vector<std::filesystem::path>& runs, const std::string& metric,
               const std::filesystem::path& stem, std::ostream& out);
 
-/// Table 2: the published rows, and ours from folders of `ablate` on GLUE tasks. `stem`: also a file; empty = none.
+/// Table 2: the published rows, and ours from folders of `ablate` on GLUE tasks. `stem`: also a file; empty =
+/// none.
 int report_table2(const std::vector<std::filesystem::path>& folders, const std::filesystem::path& stem,
                   std::ostream& out);
 

@@ -77,7 +77,8 @@ TokenizerOptions find_tokenizer(const std::filesystem::path& source) {
   const ConfigNode* block = config.find("tokenizer");
   if (!block) {
     const RunOptions run = read_run(config);
-    if (run.model.path.empty()) fail("{}: has no 'tokenizer' and no 'model.path'", source.string());
+    const auto* encoder = std::get_if<EncoderModelOptions>(&run.model);
+    if (encoder && encoder->path.empty()) fail("{}: has no 'tokenizer' and no 'model.path'", source.string());
     return run.tokenizer;
   }
   TokenizerBlock options;

@@ -902,10 +902,27 @@ void require_map(const ConfigNode& node, const std::string& prefix) {
           node_kind_text(node));
 }
 
+}  // namespace config_detail
+
+std::string without_alternatives(std::string_view path) {
+  std::string plain;
+  int depth = 0;
+  for (const char c : path) {
+    depth += c == '{';
+    if (depth == 0) plain += c;
+    depth -= c == '}';
+  }
+  return plain;
+}
+
+namespace config_detail {
+
 bool below(std::string_view path, std::string_view prefix) {
-  if (prefix.empty() || path == prefix) return true;
-  return path.starts_with(prefix) &&
-         std::string_view(".{[").find(path[prefix.size()]) != std::string_view::npos;
+  const std::string plain =
+      prefix.find('{') == std::string_view::npos ? without_alternatives(path) : std::string(path);
+  if (prefix.empty() || plain == prefix) return true;
+  return plain.starts_with(prefix) &&
+         std::string_view(".{[").find(plain[prefix.size()]) != std::string_view::npos;
 }
 
 void fail_unknown(const ConfigNode& value, std::string_view key, const std::string& prefix,

@@ -137,8 +137,12 @@ template <class O>
 ConfigNode write(const O& options);
 
 /// Every option of O at or below `path_prefix` ("model.positions"), in the order of the fields functions.
+/// A prefix without braces stands for every alternative: "model.positions" finds "model{encoder}.positions".
 template <class O>
 std::vector<OptionHelp> describe(std::string_view path_prefix = "");
+
+/// "model{encoder}.positions{rotary}.base" -> "model.positions.base", as a configuration spells it.
+std::string without_alternatives(std::string_view path);
 
 /// `; did you mean 'heads'?` when a known name is close to `word`, else "".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);

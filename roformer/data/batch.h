@@ -12,8 +12,9 @@ struct Batch {
   torch::Tensor keep;      ///< bool [B, L], true = token, false = padding; undefined = all tokens
   torch::Tensor segments;  ///< int64 [B, L]; undefined = all 0
   torch::Tensor targets;   ///< int64 [N], indices into the flat [B * L] tokens whose label counts, ascending;
-                           ///< undefined where a label belongs to a whole sequence
-  torch::Tensor labels;    ///< [N] for targets or [B] for sequences: int64 classes, or float32 scores
+                           ///< undefined where every token has a label, or a label belongs to a whole sequence
+  torch::Tensor labels;    ///< [N] for targets, [B * L] for tokens or [B] for sequences: int64 classes, or float32
+                           ///< scores
 
   int64_t token_count = 0;             ///< tokens that are no padding, counted on the host
   std::vector<int64_t> examples = {};  ///< which example of the data each sequence is; empty = nobody asks

@@ -5,10 +5,30 @@
 
 namespace roformer {
 
+ModelShape EncoderOptions::shape() const {
+  return {.dim = dim,
+          .heads = heads,
+          .head_dim = dim / heads,
+          .layers = layers,
+          .rotary_width = rotary_width(attention, dim / heads),
+          .linear = std::holds_alternative<LinearAttention>(attention),
+          .embedding = embedding_dim()};
+}
+
+LayerOptions EncoderOptions::layer(int64_t index) const {
+  return {.attention = {.dim = dim,
+                        .heads = heads,
+                        .dropout = attention_dropout.value_or(dropout),
+                        .kind = attention,
+                        .layer = index},
+          .ffn = {.dim = dim, .hidden = ffn, .activation = activation},
+          .dropout = dropout,
+          .norm = norm,
+          .norm_eps = norm_eps};
+}
+
 void validate(const EncoderOptions& options) {
-  if (options.dim % options.heads != 0) {
-    fail("{} heads do not divide a width of {}; change model.heads or model.dim", options.heads, options.dim);
-  }
+  validate(options.layer(0).attention);
   validate(options.positions, options.shape());
 }
 
@@ -24,24 +44,14 @@ EncoderImpl::EncoderImpl(const EncoderOptions& options, PositionEncoding encodin
   }
   positions_ = register_module("positions", encoding);
   const int64_t normed = options.norm == NormPlacement::pre ? options.dim : options.embedding_dim();
-  norm_ = register_module(
-      "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({normed}).eps(options.norm_eps)));
+  norm_ = register_module("norm",
+                          torch::nn::LayerNorm(torch::nn::LayerNormOptions({normed}).eps(options.norm_eps)));
   if (options.embedding_dim() != options.dim) {
     project_ = register_module("project", torch::nn::Linear(options.embedding_dim(), options.dim));
   }
-  const EncoderLayerOptions layer{
-      .dim = options.dim,
-      .heads = options.heads,
-      .ffn = options.ffn,
-      .dropout = options.dropout,
-      .attention_dropout = options.attention_dropout.value_or(options.dropout),
-      .activation = options.activation,
-      .norm = options.norm,
-      .norm_eps = options.norm_eps,
-  };
   torch::nn::ModuleList list = register_module("layers", torch::nn::ModuleList());
   for (int64_t i = 0; i < options.layers; ++i) {
-    layers_.emplace_back(layer);
+    layers_.emplace_back(options.layer(i));
     list->push_back(layers_.back());
   }
   initialise(*this, options.init_std);
@@ -81,7 +91,7 @@ torch::Tensor EncoderImpl::forward(const torch::Tensor& tokens, const torch::Ten
 
   AttentionContext context{*positions, keep};
   context.bias = positions_->bias(*positions);
-  for (EncoderLayer& layer : layers_) {
+  for (Layer& layer : layers_) {
     x = layer(x, positions_, context);
     ++context.layer;
     if (hidden) hidden->push_back(x);

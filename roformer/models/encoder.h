@@ -21,12 +21,14 @@ struct EncoderOptions {
   double norm_eps = 1e-12;
   double init_std = 0.02;
   int64_t segments = 2;
+  AttentionKind attention = SoftmaxAttention{};
   std::vector<PositionOptions> positions{RotaryOptions{}};
   int64_t vocab_size = 0;  ///< not an option of the file: the tokenizer knows it
 
   /// Width of token and segment embeddings.
   int64_t embedding_dim() const { return embedding > 0 ? embedding : dim; }
-  ModelShape shape() const { return {embedding_dim(), heads, dim / heads, layers, /*causal=*/false}; }
+  ModelShape shape() const;
+  LayerOptions layer(int64_t index) const;
 };
 template <class V>
 void fields(V& v, EncoderOptions& o) {
@@ -43,6 +45,7 @@ void fields(V& v, EncoderOptions& o) {
   v("norm_eps", o.norm_eps, "added to the variance in LayerNorm", above(0.0));
   v("init_std", o.init_std, "standard deviation of initial weights and embeddings", at_least(0.0));
   v("segments", o.segments, "segment types (sentence A, B); 0 = no segment embedding", at_least(0));
+  v("attention", o.attention, "softmax, or linear in the length");
   v("positions", o.positions, "position encoding, or a list of them");
 }
 /// heads divide dim, encodings fit together and fit the head width.
@@ -75,7 +78,7 @@ class EncoderImpl : public torch::nn::Module {
   PositionEncoding positions_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};
   torch::nn::Linear project_{nullptr};
-  std::vector<EncoderLayer> layers_;
+  std::vector<Layer> layers_;
 };
 TORCH_MODULE(Encoder);
 

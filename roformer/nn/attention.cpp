@@ -1,5 +1,6 @@
 #include "roformer/nn/attention.h"
 
+#include "roformer/core/error.h"
 #include "roformer/nn/dropout.h"
 
 namespace roformer {
@@ -44,6 +45,11 @@ double lowest(torch::ScalarType type) {
 
 torch::Tensor add_defined(const torch::Tensor& a, const torch::Tensor& b) {
   return !a.defined() ? b : !b.defined() ? a : a + b;
+}
+
+/// The fused kernels give none to their mask.
+bool needs_gradient(const torch::Tensor& bias) {
+  return bias.defined() && bias.requires_grad() && torch::GradMode::is_enabled();
 }
 
 void check_heads(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
@@ -99,49 +105,143 @@ bool fused_attention_pays(const torch::Tensor& q, double dropout) {
   return !q.is_cpu() || dropout == 0.0;
 }
 
+int64_t rotary_width(const AttentionKind& kind, int64_t head_dim) {
+  const auto* linear = std::get_if<LinearAttention>(&kind);
+  return linear && linear->rotary == RotaryOrder::after ? feature_width(linear->features, head_dim)
+                                                        : head_dim;
+}
+
+void validate(const AttentionOptions& options) {
+  const int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;
+  if (options.head_dim == 0 && options.dim % options.heads != 0) {
+    fail("{} heads do not divide a width of {}; change model.heads or model.dim", options.heads, options.dim);
+  }
+  if (options.heads % kv_heads != 0) {
+    fail("{} heads of keys do not divide {} heads of queries; change model.kv_heads or model.heads", kv_heads,
+         options.heads);
+  }
+  if (const auto* linear = std::get_if<LinearAttention>(&options.kind)) {
+    validate(linear->features, options.head_dim > 0 ? options.head_dim : options.dim / options.heads);
+  }
+}
+
 AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options) {
-  TORCH_CHECK(options.heads > 0 && options.dim % options.heads == 0, "attention: ", options.heads,
-              " heads do not divide a width of ", options.dim);
-  auto linear = [&] {
-    return torch::nn::Linear(torch::nn::LinearOptions(options.dim, options.dim).bias(options.bias));
+  validate(options);
+  if (options_.kv_heads == 0) options_.kv_heads = options.heads;
+  head_dim_ = options.head_dim > 0 ? options.head_dim : options.dim / options.heads;
+  auto linear = [&](int64_t in, int64_t out) {
+    return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias));
   };
-  query_ = register_module("query", linear());
-  key_ = register_module("key", linear());
-  value_ = register_module("value", linear());
-  output_ = register_module("output", linear());
+  query_ = register_module("query", linear(options.dim, options.heads * head_dim_));
+  key_ = register_module("key", linear(options.dim, options_.kv_heads * head_dim_));
+  value_ = register_module("value", linear(options.dim, options_.kv_heads * head_dim_));
+  output_ = register_module("output", linear(options.heads * head_dim_, options.dim));
+  if (const auto* kind = std::get_if<LinearAttention>(&options.kind)) {
+    features_ = register_module("features", make(kind->features, head_dim_, options.layer));
+  }
 }
 
 torch::Tensor AttentionImpl::forward(const torch::Tensor& x, PositionEncoding& encoding,
-                                     const AttentionContext& context) {
+                                     const AttentionContext& context, AttentionCache* cache) {
   TORCH_CHECK(x.dim() == 3 && x.size(2) == options_.dim, "attention: x must be [B, L, ", options_.dim,
               "], got ", x.sizes());
+  TORCH_CHECK(!cache || context.causal, "attention: a cache is for causal models");
   const int64_t batch = x.size(0), length = x.size(1);
-  auto project = [&](torch::nn::Linear& linear, Side side) {
-    const torch::Tensor heads = linear(x).view({batch, length, options_.heads, -1}).transpose(1, 2);
-    return encoding->rotate(heads, side, context.positions);
+  auto project = [&](torch::nn::Linear& linear) {
+    return linear(x).view({batch, length, -1, head_dim_}).transpose(1, 2);
   };
-  const torch::Tensor q = project(query_, Side::query);
-  const torch::Tensor k = project(key_, Side::key);
-  const torch::Tensor v = project(value_, Side::value);
-  const double scale = encoding->scale(q.size(-1));
-  const double p = is_training() ? options_.dropout : 0.0;
+  const torch::Tensor q = project(query_), k = project(key_), v = project(value_);
+  const torch::Tensor out = features_ ? linear_attention(q, k, v, encoding, context, cache)
+                                      : softmax_attention(q, k, v, encoding, context, cache);
+  return output_(out.transpose(1, 2).reshape({batch, length, options_.heads * head_dim_}));
+}
 
-  torch::Tensor out;
-  if (encoding->needs() > Needs::bias) {
-    const torch::Tensor extra = add_defined(encoding->logits(q, k, context), context.bias);
-    torch::Tensor probs;
-    out = attention_plain(q, k, v, context.keep, extra, context.causal, scale, p, &probs);
-    torch::Tensor more = encoding->values(probs, context);
-    if (more.defined()) {
-      const torch::Tensor allowed = allowed_pairs(q, k, context.keep, context.causal);
-      out = out + (allowed.defined() ? clear_lonely_rows(more, allowed) : more);
-    }
-  } else if (fused_attention_pays(q, p)) {
-    out = attention_fused(q, k, v, context.keep, context.bias, context.causal, scale, p);
+namespace {
+
+/// The positions of new tokens alone, as keys too.
+Positions new_tokens(const Positions& positions) {
+  Positions own = positions;
+  own.k = own.q;
+  own.k_start = own.q_start;
+  return own;
+}
+
+torch::Tensor append(torch::Tensor& kept, const torch::Tensor& more) {
+  kept = kept.defined() ? torch::cat({kept, more}, 2) : more;
+  return kept;
+}
+
+/// Each head of keys once for every head of queries that it serves.
+torch::Tensor repeat_heads(const torch::Tensor& x, int64_t heads) {
+  return x.size(1) == heads ? x : x.repeat_interleave(heads / x.size(1), 1);
+}
+
+}  // namespace
+
+torch::Tensor AttentionImpl::softmax_attention(const torch::Tensor& raw_q, torch::Tensor k, torch::Tensor v,
+                                               PositionEncoding& encoding, const AttentionContext& context,
+                                               AttentionCache* cache) {
+  const torch::Tensor q = encoding->rotate(raw_q, Side::query, context.positions);
+  if (!cache) {
+    k = encoding->rotate(k, Side::key, context.positions);
+    v = encoding->rotate(v, Side::value, context.positions);
   } else {
-    out = attention_plain(q, k, v, context.keep, context.bias, context.causal, scale, p);
+    const Positions own = new_tokens(context.positions);
+    v = append(cache->v, encoding->rotate(v, Side::value, own));
+    if (encoding->cache_rotated()) {
+      k = append(cache->k, encoding->rotate(k, Side::key, own));
+    } else {
+      k = encoding->rotate(append(cache->k, k), Side::key, context.positions);
+    }
   }
-  return output_(out.transpose(1, 2).reshape({batch, length, options_.dim}));
+  k = repeat_heads(k, options_.heads);
+  v = repeat_heads(v, options_.heads);
+  const double scale = encoding->scale(head_dim_);
+  const double p = is_training() ? options_.dropout : 0.0;
+  if (encoding->needs() > Needs::bias) {
+    AttentionContext lent = context;
+    lent.query = query_;
+    lent.key = key_;
+    lent.value = value_;
+    const torch::Tensor extra = add_defined(encoding->logits(q, k, lent), context.bias);
+    torch::Tensor probs;
+    const torch::Tensor out = attention_plain(q, k, v, context.keep, extra, context.causal, scale, p, &probs);
+    const torch::Tensor more = encoding->values(probs, lent);
+    if (!more.defined()) return out;
+    const torch::Tensor allowed = allowed_pairs(q, k, context.keep, context.causal);
+    return out + (allowed.defined() ? clear_lonely_rows(more, allowed) : more);
+  }
+  const bool fused = fused_attention_pays(q, p) && !needs_gradient(context.bias);
+  return fused ? attention_fused(q, k, v, context.keep, context.bias, context.causal, scale, p)
+               : attention_plain(q, k, v, context.keep, context.bias, context.causal, scale, p);
+}
+
+torch::Tensor AttentionImpl::linear_attention(const torch::Tensor& raw_q, const torch::Tensor& raw_k,
+                                              const torch::Tensor& v, PositionEncoding& encoding,
+                                              const AttentionContext& context, AttentionCache* cache) {
+  TORCH_CHECK(encoding->needs() == Needs::nothing, "attention: '", encoding->name(),
+              "' adds to scores, and linear attention has none");
+  const bool after = std::get<LinearAttention>(options_.kind).rotary == RotaryOrder::after;
+  const Positions own = new_tokens(context.positions);
+  torch::Tensor keep = context.keep;  // of the keys at hand
+  if (cache && keep.defined()) keep = keep.narrow(1, keep.size(1) - raw_k.size(2), raw_k.size(2));
+
+  torch::Tensor q = raw_q, k = repeat_heads(raw_k, options_.heads);
+  if (!after) {
+    q = encoding->rotate(q, Side::query, own);
+    k = encoding->rotate(k, Side::key, own);
+  }
+  LinearTerms terms;
+  terms.q = features_->query(q);
+  terms.k = features_->key(k, keep, context.causal);
+  terms.v = repeat_heads(v, options_.heads);
+  if (after) {
+    terms.rotated_q = encoding->rotate(terms.q, Side::query, own);
+    terms.rotated_k = encoding->rotate(terms.k, Side::key, own);
+    if (terms.rotated_q.is_same(terms.q)) terms.rotated_q = terms.rotated_k = torch::Tensor();
+  }
+  if (!context.causal) return roformer::linear_attention(terms);
+  return linear_attention_causal(terms, cache ? &cache->sums : nullptr);
 }
 
 }  // namespace roformer

@@ -20,35 +20,46 @@ torch::Tensor activate(Activation activation, const torch::Tensor& x) {
   TORCH_CHECK(false, "activate: unknown activation");
 }
 
-FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t hidden, Activation activation)
-    : activation_(activation),
-      up_(register_module("up", torch::nn::Linear(dim, hidden))),
-      down_(register_module("down", torch::nn::Linear(hidden, dim))) {}
+NormImpl::NormImpl(NormKind kind, int64_t dim, double eps) : eps_(eps) {
+  weight_ = register_parameter("weight", torch::ones({dim}));
+  if (kind == NormKind::layer) bias_ = register_parameter("bias", torch::zeros({dim}));
+}
+
+torch::Tensor NormImpl::forward(const torch::Tensor& x) {
+  if (bias_.defined()) return at::layer_norm(x, weight_.sizes(), weight_, bias_, eps_);
+  return at::rms_norm(x, weight_.sizes(), weight_, eps_);
+}
+
+FeedForwardImpl::FeedForwardImpl(const FeedForwardOptions& options) : activation_(options.activation) {
+  auto linear = [&](int64_t in, int64_t out) {
+    return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias));
+  };
+  up_ = register_module("up", linear(options.dim, options.hidden));
+  down_ = register_module("down", linear(options.hidden, options.dim));
+  if (options.gated) gate_ = register_module("gate", linear(options.dim, options.hidden));
+}
 
 torch::Tensor FeedForwardImpl::forward(const torch::Tensor& x) {
+  if (gate_) return down_(activate(activation_, gate_(x)) * up_(x));
   return down_(activate(activation_, up_(x)));
 }
 
-EncoderLayerImpl::EncoderLayerImpl(const EncoderLayerOptions& options) : options_(options) {
-  auto norm = [&] {
-    return torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim}).eps(options.norm_eps));
-  };
-  attention_ = register_module(
-      "attention", Attention(AttentionOptions{
-                       .dim = options.dim, .heads = options.heads, .dropout = options.attention_dropout}));
+LayerImpl::LayerImpl(const LayerOptions& options) : dropout_(options.dropout), norm_(options.norm) {
+  auto norm = [&] { return Norm(options.norm_kind, options.attention.dim, options.norm_eps); };
+  attention_ = register_module("attention", Attention(options.attention));
   attention_norm_ = register_module("attention_norm", norm());
-  ffn_ = register_module("ffn", FeedForward(options.dim, options.ffn, options.activation));
+  ffn_ = register_module("ffn", FeedForward(options.ffn));
   ffn_norm_ = register_module("ffn_norm", norm());
 }
 
-torch::Tensor EncoderLayerImpl::forward(const torch::Tensor& x, PositionEncoding& encoding,
-                                        const AttentionContext& context) {
-  auto drop = [&](const torch::Tensor& t) { return roformer::dropout(t, options_.dropout, is_training()); };
-  if (options_.norm == NormPlacement::pre) {
-    const torch::Tensor h = x + drop(attention_(attention_norm_(x), encoding, context));
+torch::Tensor LayerImpl::forward(const torch::Tensor& x, PositionEncoding& encoding,
+                                 const AttentionContext& context, AttentionCache* cache) {
+  auto drop = [&](const torch::Tensor& t) { return roformer::dropout(t, dropout_, is_training()); };
+  if (norm_ == NormPlacement::pre) {
+    const torch::Tensor h = x + drop(attention_(attention_norm_(x), encoding, context, cache));
     return h + drop(ffn_(ffn_norm_(h)));
   }
-  const torch::Tensor h = attention_norm_(x + drop(attention_(x, encoding, context)));
+  const torch::Tensor h = attention_norm_(x + drop(attention_(x, encoding, context, cache)));
   return ffn_norm_(h + drop(ffn_(h)));
 }
 

@@ -9,6 +9,13 @@ namespace roformer {
 /// theta_i = base^(-2i / dim), i = 0 .. dim / 2 - 1: [dim / 2] float64 on the CPU.
 torch::Tensor rotary_theta(int64_t dim, double base = 10000.0);
 
+/// Theta and the factor of cos and sin for sequences of `length` tokens under options.scaling.
+struct ScaledTheta {
+  torch::Tensor theta;  ///< [dim / 2] float64 on the CPU
+  double amplitude = 1.0;
+};
+ScaledTheta scaled_theta(const RotaryOptions& options, int64_t dim, int64_t length);
+
 /// Angles m * theta_i, m = 0 .. length - 1, in double: [length, dim / 2] float64 on the CPU.
 torch::Tensor rotary_angles(int64_t length, int64_t dim, double base = 10000.0);
 

@@ -6,6 +6,7 @@
 #include "roformer/core/interrupt.h"
 #include "roformer/core/log.h"
 #include "roformer/core/random.h"
+#include "roformer/nn/feature_map.h"
 
 namespace roformer {
 namespace {
@@ -124,6 +125,7 @@ Trainer::Result Trainer::fit(const Progress& progress) {
 Trainer::Update Trainer::make_update() {
   Update update;
   task_.model().train();
+  redraw_features(task_.model(), step_);
   optimizer_.zero_grad();
 
   // 1. Fetch: the host knows all counts before the first forward pass.

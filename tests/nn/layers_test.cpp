@@ -36,14 +36,14 @@ Matrix layer_columns(const Matrix& x, size_t from, size_t to) {
 }
 
 /// One sequence through a block without positions: every head by eq. 2, then the feed-forward network.
-Matrix layer_loops(const EncoderLayer& layer, const EncoderLayerOptions& o, const Matrix& x) {
+Matrix layer_loops(const Layer& layer, const LayerOptions& o, const Matrix& x) {
   const LayerWeights w{*layer};
   auto attend = [&](const Matrix& in) {
     const Matrix q = w.linear(in, "attention.query"), k = w.linear(in, "attention.key"),
                  v = w.linear(in, "attention.value");
-    const size_t d = static_cast<size_t>(o.dim / o.heads);
+    const size_t d = static_cast<size_t>(o.attention.dim / o.attention.heads);
     Matrix joined(in.size());
-    for (size_t h = 0; h < static_cast<size_t>(o.heads); ++h) {
+    for (size_t h = 0; h < static_cast<size_t>(o.attention.heads); ++h) {
       const Matrix scores = formula::scores(layer_columns(q, h * d, h * d + d),
                                             layer_columns(k, h * d, h * d + d), 1.0 / std::sqrt(d));
       const Matrix mixed = formula::attention(scores, layer_columns(v, h * d, h * d + d));
@@ -56,9 +56,9 @@ Matrix layer_loops(const EncoderLayer& layer, const EncoderLayerOptions& o, cons
     Matrix h = w.linear(in, "ffn.up");
     for (Row& row : h)
       for (double& value : row) {
-        value = o.activation == Activation::gelu        ? formula::gelu(value)
-                : o.activation == Activation::gelu_tanh ? formula::gelu_tanh(value)
-                                                        : layer_relu(value);
+        value = o.ffn.activation == Activation::gelu        ? formula::gelu(value)
+                : o.ffn.activation == Activation::gelu_tanh ? formula::gelu_tanh(value)
+                                                            : layer_relu(value);
       }
     return w.linear(h, "ffn.down");
   };
@@ -70,13 +70,11 @@ Matrix layer_loops(const EncoderLayer& layer, const EncoderLayerOptions& o, cons
   return formula::sum(h, feed(w.norm(h, "ffn_norm", o.norm_eps)));
 }
 
-EncoderLayerOptions layer_options() {
-  EncoderLayerOptions o;
-  o.dim = 8;
-  o.heads = 2;
-  o.ffn = 12;
+LayerOptions layer_options() {
+  LayerOptions o;
+  o.attention = {.dim = 8, .heads = 2};
+  o.ffn = {.dim = 8, .hidden = 12};
   o.dropout = 0.0;
-  o.attention_dropout = 0.0;
   return o;
 }
 
@@ -96,11 +94,11 @@ TEST_CASE("layers: activations") {
 TEST_CASE("layers: a block is its formula in double loops") {
   for (const Activation activation : {Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
     for (const NormPlacement norm : {NormPlacement::post, NormPlacement::pre}) {
-      EncoderLayerOptions o = layer_options();
-      o.activation = activation;
+      LayerOptions o = layer_options();
+      o.ffn.activation = activation;
       o.norm = norm;
       o.norm_eps = 0.03;  // large enough to show
-      EncoderLayer layer(o);
+      Layer layer(o);
       layer->to(torch::kFloat64);
       uint64_t seed = 0;
       torch::NoGradGuard no_grad;
@@ -117,7 +115,7 @@ TEST_CASE("layers: a block is its formula in double loops") {
 }
 
 TEST_CASE("layers: a block without positions does not see order") {
-  EncoderLayer layer(layer_options());
+  Layer layer(layer_options());
   layer->to(torch::kFloat64);
   const Positions positions = Positions::range(6, torch::kCPU);
   const torch::Tensor x = random_tensor({1, 6, 8}, 1, torch::kFloat64),
@@ -137,9 +135,9 @@ TEST_CASE("layers: dropout acts in training alone, in each of its places, and re
   const AttentionContext context{positions, {}};
   const torch::Tensor x = random_tensor({2, 6, 8}, 1);
   for (const bool on_weights : {false, true}) {
-    EncoderLayerOptions o = layer_options();
-    (on_weights ? o.attention_dropout : o.dropout) = 0.3;
-    EncoderLayer layer(o);
+    LayerOptions o = layer_options();
+    (on_weights ? o.attention.dropout : o.dropout) = 0.3;
+    Layer layer(o);
     torch::manual_seed(4);
     const torch::Tensor first = layer(x, none, context), second = layer(x, none, context);
     REQUIRE(max_error(first, second) > 1e-3);
@@ -151,11 +149,10 @@ TEST_CASE("layers: dropout acts in training alone, in each of its places, and re
 }
 
 TEST_CASE("layers: initial weights") {
-  EncoderLayerOptions o;
-  o.dim = 256;
-  o.heads = 4;
-  o.ffn = 512;
-  EncoderLayer layer(o);
+  LayerOptions o;
+  o.attention = {.dim = 256, .heads = 4};
+  o.ffn = {.dim = 256, .hidden = 512};
+  Layer layer(o);
   torch::manual_seed(3);
   initialise(*layer, 0.02);
   std::vector<torch::Tensor> first;

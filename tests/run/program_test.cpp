@@ -22,15 +22,18 @@ struct ProgramFixture {
   ProgramFixture() {
     write_text(folder / "text.txt", made_up_text(6000));
     write_text(folder / "run.yaml", tiny_config(folder / "text.txt"));
-    write_text(folder / "ablate.yaml", "base: run.yaml\narms:\n  rotary: {}\n  learned: {model.positions.type: learned}\n"
-                                       "  none: {model.positions.type: none}\nseeds: [1, 2]\n");
+    write_text(folder / "ablate.yaml",
+               "base: run.yaml\narms:\n  rotary: {}\n  learned: {model.positions.type: learned}\n"
+               "  none: {model.positions.type: none}\nseeds: [1, 2]\n");
   }
   Outcome run(std::vector<std::string> arguments) const { return run_program(arguments, folder); }
   std::string path(const std::string& name) const { return (folder / name).string(); }
   TempDir folder;
 };
 
-int line_count(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
+int line_count(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+}
 
 }  // namespace
 
@@ -38,13 +41,15 @@ TEST_CASE_METHOD(ProgramFixture, "a run folder explains itself") {
   const Outcome trained = run({"train", path("run.yaml"), "--run", path("run")});
   INFO(trained.output);
   REQUIRE(trained.status == 0);
-  for (const char* name : {"config.yaml", "environment.json", "metrics.jsonl", "log.txt", "curve.png", "curve.svg",
-                           "result.json", "checkpoints/best.safetensors", "checkpoints/step-00000060.safetensors"}) {
+  for (const char* name :
+       {"config.yaml", "environment.json", "metrics.jsonl", "log.txt", "curve.png", "curve.svg",
+        "result.json", "checkpoints/best.safetensors", "checkpoints/step-00000060.safetensors"}) {
     INFO(name);
     CHECK(std::filesystem::file_size(folder / "run" / name) > 0);
   }
   const auto environment = nlohmann::json::parse(read_file(folder / "run" / "environment.json", 1 << 20));
-  for (const char* key : {"roformer", "libtorch", "device", "threads", "processor"}) CHECK(environment.contains(key));
+  for (const char* key : {"roformer", "libtorch", "device", "threads", "processor"})
+    CHECK(environment.contains(key));
   int trained_records = 0, valid_records = 0;
   for (const nlohmann::json& record : MetricsLog::read(folder / "run" / "metrics.jsonl")) {
     for (const char* key : {"step", "split", "loss", "tokens", "seconds"}) CHECK(record.contains(key));
@@ -63,13 +68,15 @@ TEST_CASE_METHOD(ProgramFixture, "a run folder explains itself") {
     REQUIRE(run({"train", path("run/config.yaml"), "--run", path("again")}).status == 0);
     const auto a = load_checkpoint(path("run/checkpoints/step-00000060.safetensors"));
     const auto b = load_checkpoint(path("again/checkpoints/step-00000060.safetensors"));
-    for (size_t i = 0; i < a.tensors.size(); ++i) CHECK(torch::equal(a.tensors[i].second, b.tensors[i].second));
+    for (size_t i = 0; i < a.tensors.size(); ++i)
+      CHECK(torch::equal(a.tensors[i].second, b.tensors[i].second));
   }
   SECTION("a second run into it is refused, another configuration too") {
     const Outcome again = run({"train", path("run.yaml"), "--run", path("run")});
     CHECK(again.status == 2);
     CHECK(again.output.find("--resume") != std::string::npos);
-    const Outcome other = run({"train", path("run.yaml"), "--run", path("run"), "--resume", "--set", "model.heads=4"});
+    const Outcome other =
+        run({"train", path("run.yaml"), "--run", path("run"), "--resume", "--set", "model.heads=4"});
     CHECK(other.status == 2);
     CHECK(other.output.find("model.heads was 2, now 4") != std::string::npos);
   }
@@ -78,7 +85,8 @@ TEST_CASE_METHOD(ProgramFixture, "a run folder explains itself") {
     INFO(evaluated.output);
     CHECK(evaluated.status == 0);
     const auto state = load_checkpoint_state(path("run/checkpoints/best.safetensors"));
-    CHECK(evaluated.output.find(fmt::format("loss {:.6f}", state["metrics"]["loss"].get<double>())) != std::string::npos);
+    CHECK(evaluated.output.find(fmt::format("loss {:.6f}", state["metrics"]["loss"].get<double>())) !=
+          std::string::npos);
     CHECK(run({"eval", path("run"), "--set", "data.length=64"}).status == 0);
     CHECK(run({"eval", path("run/checkpoints/step-00000060.safetensors")}).status == 0);
   }
@@ -86,15 +94,16 @@ TEST_CASE_METHOD(ProgramFixture, "a run folder explains itself") {
     const Outcome info = run({"info", path("run")});
     INFO(info.output);
     CHECK(info.status == 0);
-    // 261 tokens x 32, 2 segments x 32, norm 64; block: 4 x (32 x 32 + 32), 2 x (32 x 32 + 32), 2 norms; head: dense,
-    // norm, bias.
+    // 261 tokens x 32, 2 segments x 32, norm 64; block: 4 x (32 x 32 + 32), 2 x (32 x 32 + 32), 2 norms;
+    // head: dense, norm, bias.
     const int64_t count = 261 * 32 + 2 * 32 + 64 + 6 * (32 * 32 + 32) + 128 + (32 * 32 + 32) + 64 + 261;
     CHECK(info.output.find(std::to_string(count)) != std::string::npos);
     CHECK(info.output.find("encoder.layers.0") != std::string::npos);
   }
   SECTION("init_from warm-starts, also under another encoding, and says what it leaves out") {
-    const Outcome warm = run({"train", path("run.yaml"), "--run", path("warm"), "--set", "model.init_from=" + path("run"),
-                              "--set", "model.positions.type=learned", "--set", "trainer.steps=10"});
+    const Outcome warm =
+        run({"train", path("run.yaml"), "--run", path("warm"), "--set", "model.init_from=" + path("run"),
+             "--set", "model.positions.type=learned", "--set", "trainer.steps=10"});
     INFO(warm.output);
     CHECK(warm.status == 0);
     CHECK(warm.output.find("new, not in it: encoder.positions.table") != std::string::npos);
@@ -110,7 +119,8 @@ TEST_CASE_METHOD(ProgramFixture, "a run folder explains itself") {
 }
 
 TEST_CASE_METHOD(ProgramFixture, "ablate runs every arm and seed, goes on where it stopped, and reports") {
-  const std::vector<std::string> command = {"ablate", path("ablate.yaml"), "--run", path("all"), "--jobs", "2"};
+  const std::vector<std::string> command = {"ablate", path("ablate.yaml"), "--run", path("all"), "--jobs",
+                                            "2"};
   {
     Process process(command, folder / "first.txt");
     REQUIRE(wait_for([&] { return std::filesystem::exists(folder / "all/rotary-seed1/result.json"); }, 120));
@@ -123,8 +133,8 @@ TEST_CASE_METHOD(ProgramFixture, "ablate runs every arm and seed, goes on where 
   INFO(outcome.output);
   REQUIRE(outcome.status == 0);
   CHECK(std::filesystem::last_write_time(folder / "all/rotary-seed1/result.json") == made);  // not run again
-  for (const char* name : {"results.md", "results.json", "curves.png", "curves.svg", "learned-seed2/result.json",
-                           "none-seed2/metrics.jsonl"}) {
+  for (const char* name : {"results.md", "results.json", "curves.png", "curves.svg",
+                           "learned-seed2/result.json", "none-seed2/metrics.jsonl"}) {
     INFO(name);
     CHECK(std::filesystem::exists(folder / "all" / name));
   }
@@ -133,14 +143,16 @@ TEST_CASE_METHOD(ProgramFixture, "ablate runs every arm and seed, goes on where 
   CHECK(results["numbers"]["learned"]["2"]["loss"].back() == last["loss"]);
 
   // An arm equals the same options trained alone.
-  REQUIRE(run({"train", path("run.yaml"), "--run", path("alone"), "--set", "model.positions.type=learned", "--set",
-               "trainer.seed=2"}).status == 0);
+  REQUIRE(run({"train", path("run.yaml"), "--run", path("alone"), "--set", "model.positions.type=learned",
+               "--set", "trainer.seed=2"})
+              .status == 0);
   CHECK(MetricsLog::read(folder / "alone/metrics.jsonl").back()["loss"] == last["loss"]);
 }
 
 TEST_CASE_METHOD(ProgramFixture, "a failed arm does not stop the others and is shown as failed") {
-  write_text(folder / "broken.yaml", "base: run.yaml\narms:\n  good: {}\n"
-                                     "  bad: {trainer.optimizer.lr: 1.0e+30, trainer.clip: 0}\n");
+  write_text(folder / "broken.yaml",
+             "base: run.yaml\narms:\n  good: {}\n"
+             "  bad: {trainer.optimizer.lr: 1.0e+30, trainer.clip: 0}\n");
   const Outcome outcome = run({"ablate", path("broken.yaml"), "--run", path("broken")});
   INFO(outcome.output);
   CHECK(outcome.status == 2);
@@ -162,10 +174,12 @@ TEST_CASE_METHOD(ProgramFixture, "the user's mistakes: one line, exit 2, nothing
   };
   const std::string config = path("run.yaml"), out = path("never");
   const std::vector<Case> cases = {
-      {{"train", path("typo.yaml"), "--run", out}, "typo.yaml:2: unknown key 'model.haeds'; did you mean 'heads'?"},
+      {{"train", path("typo.yaml"), "--run", out},
+       "typo.yaml:2: unknown key 'model.haeds' for type 'encoder'; did you mean 'heads'?"},
       {{"train", path("twice.yaml"), "--run", out}, "twice.yaml:3"},
       {{"train", path("missing.yaml"), "--run", out}, "missing.yaml"},
-      {{"train", config, "--run", out, "--set", "model.dim=1e3"}, "--set model.dim: 'model.dim' must be an integer"},
+      {{"train", config, "--run", out, "--set", "model.dim=1e3"},
+       "--set model.dim: 'model.dim' must be an integer"},
       {{"train", config, "--run", out, "--set", "model.heads=3"}, "heads"},
       {{"train", config, "--run", out, "--set", "model.dropout=1.5"}, "--set model.dropout"},
       {{"train", config, "--run", out, "--set", "model.positions.type=rotery"}, "did you mean 'rotary'?"},
@@ -178,6 +192,13 @@ TEST_CASE_METHOD(ProgramFixture, "the user's mistakes: one line, exit 2, nothing
       {{"train", config, "--run", out, "--set", "task.span=9223372036854775807"}, "task.span"},
       {{"train", config, "--run", out, "--threads", "99999999999999999999"}, "threads"},
       {{"train", config, "--run", out, "--set", "model.init_from=" + path("absent")}, "model.init_from: "},
+      {{"train", config, "--run", out, "--set", "model.type=causal"},
+       "model.type: causal is for the task byte_lm"},
+      {{"train", config, "--run", out, "--set", "task={type: byte_lm, file: x}"}, "write model.type: causal"},
+      {{"train", config, "--run", out, "--set", "model.positions={type: rotary, xpos: 512}"},
+       "needs a causal model"},
+      {{"train", config, "--run", out, "--set", "model.attention=linear", "--set", "model.positions=alibi"},
+       "'alibi' adds to attention scores, but model.attention is linear"},
       {{"bogus"}, "unknown command 'bogus'"},
       {{"ablate", path("ablate.yaml"), "--run", out, "--set", "seeds=[1, 1]"}, "seed 1 is given twice"},
       {{"train", config, "--run", out, "--set", "data.train=" + path("empty.txt")}, "empty.txt"},
@@ -188,7 +209,8 @@ TEST_CASE_METHOD(ProgramFixture, "the user's mistakes: one line, exit 2, nothing
       {{"train", config, "--run", out, "--device", "gpu"}, "device must be"},
       {{"train", config, "--run", out, "--threads", "-1"}, "threads"},
       {{"train", config, "--run", out, "--device", "cuda:7"}, "cuda:7"},
-      {{"train", config, "--run", out, "--set", "model.init_from=" + path("pdf.safetensors")}, "pdf.safetensors"},
+      {{"train", config, "--run", out, "--set", "model.init_from=" + path("pdf.safetensors")},
+       "pdf.safetensors"},
       {{"train", "--run", out}, "config"},
       {{"trian", config}, "--help"},
       {{"ablate", config, "--run", out}, "no arms"},
@@ -217,18 +239,24 @@ TEST_CASE_METHOD(ProgramFixture, "help teaches, and options lists every option t
   }
   const Outcome all = run({"options"});
   CHECK(all.status == 0);
-  for (const char* name : {"task", "data.train", "model.positions{rotary}.base", "trainer.optimizer{adamw}.lr",
-                           "trainer.schedule{linear}.warmup", "model.init_from", "seeds"}) {
+  for (const char* name :
+       {"task", "data.train", "model{encoder}.positions{rotary}.base", "trainer.optimizer{adamw}.lr",
+        "trainer.schedule{linear}.warmup", "model{causal}.init_from", "seeds"}) {
     INFO(name);
     CHECK(all.output.find(name) != std::string::npos);
   }
+  const std::string positions = run({"options", "model.positions"}).output;
+  CHECK(positions.find("model{encoder}.positions{rotary}.base") != std::string::npos);
+  CHECK(positions.find("model{causal}.positions{alibi}") == std::string::npos);  // it has no options
+  CHECK(positions.find("trainer") == std::string::npos);
   CHECK(run({"options", "trainer.steps"}).output.find("default 1000") != std::string::npos);
 }
 
 TEST_CASE("two processes cannot train into one folder") {
   ProgramFixture fixture;
-  const std::vector<std::string> command = {"train", fixture.path("run.yaml"), "--run", fixture.path("run"), "--resume",
-                                            "--set", "trainer.steps=1000000"};
+  const std::vector<std::string> command = {
+      "train", fixture.path("run.yaml"), "--run", fixture.path("run"), "--resume",
+      "--set", "trainer.steps=1000000"};
   Process first(command, fixture.folder / "first.txt");
   REQUIRE(wait_for([&] { return std::filesystem::exists(fixture.folder / "run/metrics.jsonl"); }, 60));
   const Outcome second = fixture.run(command);
@@ -240,9 +268,11 @@ TEST_CASE("every configuration that ships reads without a mistake") {
   const test::DefaultVariable text("ROFORMER_TEXT", "text.txt"), data("ROFORMER_DATA", "data");
   int count = 0;
   const bool models = std::filesystem::exists(source_dir() / "build/models/minilm/config.json");
-  if (!models) WARN("build/models is empty (make models): configurations that start from MiniLM are not read here");
+  if (!models)
+    WARN("build/models is empty (make models): configurations that start from MiniLM are not read here");
   for (const auto& entry : std::filesystem::recursive_directory_iterator(source_dir() / "configs")) {
-    if (entry.path().extension() != ".yaml" || entry.path().string().find("/base") != std::string::npos) continue;
+    if (entry.path().extension() != ".yaml" || entry.path().string().find("/base") != std::string::npos)
+      continue;
     if (!models && entry.path().string().find("minilm") != std::string::npos) continue;
     INFO(entry.path().string());
     CHECK_NOTHROW(load_run(entry.path()));
@@ -256,9 +286,10 @@ TEST_CASE("the small Figure 3 (left): at update 400 RoFormer is far below BERT o
   if (!data) return;
   TempDir folder;
   // Seed 1 of configs/figure3-left-small.yaml up to update 400; both seeds are in the README's table.
-  const Outcome outcome = run_program({"ablate", (source_dir() / "configs/figure3-left-small.yaml").string(), "--run",
-                                       (folder / "runs").string(), "--set", "trainer.steps=400", "--set", "seeds=1"},
-                                      folder);
+  const Outcome outcome =
+      run_program({"ablate", (source_dir() / "configs/figure3-left-small.yaml").string(), "--run",
+                   (folder / "runs").string(), "--set", "trainer.steps=400", "--set", "seeds=1"},
+                  folder);
   INFO(outcome.output);
   REQUIRE(outcome.status == 0);
   const double rotary = MetricsLog::read(folder / "runs/roformer-seed1/metrics.jsonl").back()["loss"];
@@ -268,7 +299,8 @@ TEST_CASE("the small Figure 3 (left): at update 400 RoFormer is far below BERT o
 
 TEST_CASE("positions without a type keep the default one") {
   ProgramFixture fixture;
-  const RunOptions run = load_run(fixture.folder / "run.yaml", {"model={dim: 8, heads: 2, positions: {base: 500}}"});
-  REQUIRE(run.model.positions.size() == 1);
-  CHECK(std::get<RotaryOptions>(run.model.positions[0]).base == 500.0);
+  const RunOptions run =
+      load_run(fixture.folder / "run.yaml", {"model={dim: 8, heads: 2, positions: {base: 500}}"});
+  REQUIRE(run.positions().size() == 1);
+  CHECK(std::get<RotaryOptions>(run.positions()[0]).base == 500.0);
 }

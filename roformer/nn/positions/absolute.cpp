@@ -65,18 +65,18 @@ class SinusoidalImpl : public PositionEncodingImpl {
 }  // namespace
 
 void validate(const SinusoidalOptions&, const ModelShape& shape) {
-  if (shape.dim % 2 != 0) fail("positions: sinusoidal needs an even model 'dim', got {}", shape.dim);
+  if (shape.embedding_dim() % 2 != 0) fail("positions: sinusoidal needs an even model 'dim', got {}", shape.embedding_dim());
 }
 
 PositionEncoding make(const NoneOptions&, const ModelShape&) { return new_encoding<NoneImpl>(); }
 
 PositionEncoding make(const LearnedOptions& options, const ModelShape& shape) {
-  return new_encoding<LearnedImpl>(options, shape.dim);
+  return new_encoding<LearnedImpl>(options, shape.embedding_dim());
 }
 
 PositionEncoding make(const SinusoidalOptions& options, const ModelShape& shape) {
   validate(options, shape);
-  return new_encoding<SinusoidalImpl>(options, shape.dim);
+  return new_encoding<SinusoidalImpl>(options, shape.embedding_dim());
 }
 
 }  // namespace roformer

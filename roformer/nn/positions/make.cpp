@@ -61,6 +61,7 @@ class ChainImpl : public PositionEncodingImpl {
   }
   double scale(int64_t head_dim) const override { return attention_->scale(head_dim); }
   Needs needs() const override { return attention_->needs(); }
+  bool cache_rotated() const override { return attention_->cache_rotated(); }
 
   int64_t limit() const override {
     int64_t least = -1;
@@ -79,9 +80,11 @@ class ChainImpl : public PositionEncodingImpl {
   std::string name_;
 };
 
-bool acts_in_attention(const PositionOptions& options) {
-  return std::visit([](const auto& o) { return o.acts_in_attention; }, options);
+Acts acts_of(const PositionOptions& options) {
+  return std::visit([](const auto& o) { return o.acts; }, options);
 }
+
+bool acts_in_attention(const PositionOptions& options) { return acts_of(options) != Acts::on_embeddings; }
 
 std::string_view type_of(const PositionOptions& options) {
   return std::visit([](const auto& o) { return o.type; }, options);
@@ -94,6 +97,13 @@ void validate(const std::vector<PositionOptions>& options, const ModelShape& sha
   std::string_view acting;
   for (const PositionOptions& each : options) {
     std::visit([&](const auto& o) { validate(o, shape); }, each);
+    if (shape.linear && acts_of(each) == Acts::on_scores) {
+      fail(
+          "positions: '{}' adds to attention scores, but model.attention is linear and has none; take "
+          "rotary, learned, "
+          "sinusoidal or none, or attention: softmax",
+          type_of(each));
+    }
     if (!acts_in_attention(each)) continue;
     if (!acting.empty()) {
       fail("positions: '{}' and '{}' both act inside attention; keep one of them", acting, type_of(each));

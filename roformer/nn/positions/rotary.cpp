@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "roformer/core/error.h"
 #include "roformer/nn/kernels/rotary.h"
@@ -15,6 +16,67 @@ kernels::RotaryCuda kernels::rotary_cuda = nullptr;
 
 torch::Tensor rotary_theta(int64_t dim, double base) {
   return torch::pow(base, torch::arange(0, dim, 2, torch::kFloat64) / -static_cast<double>(dim));
+}
+
+namespace {
+
+/// Theta with the base that stretches the slowest pair by `factor` and leaves the fastest alone.
+torch::Tensor ntk_theta(int64_t dim, double base, double factor) {
+  const double d = static_cast<double>(dim);
+  return rotary_theta(dim, dim > 2 ? base * std::pow(factor, d / (d - 2.0)) : base);
+}
+
+ScaledTheta scale_theta(const NoScaling&, int64_t dim, double base, int64_t) {
+  return {rotary_theta(dim, base)};
+}
+
+ScaledTheta scale_theta(const LinearScaling& o, int64_t dim, double base, int64_t) {
+  return {rotary_theta(dim, base) / o.factor};
+}
+
+ScaledTheta scale_theta(const NtkScaling& o, int64_t dim, double base, int64_t) {
+  return {ntk_theta(dim, base, o.factor)};
+}
+
+ScaledTheta scale_theta(const DynamicNtkScaling& o, int64_t dim, double base, int64_t length) {
+  const double beyond =
+      static_cast<double>(std::max(length, o.original_length)) / static_cast<double>(o.original_length);
+  return {ntk_theta(dim, base, o.factor * beyond - (o.factor - 1.0))};
+}
+
+ScaledTheta scale_theta(const YarnScaling& o, int64_t dim, double base, int64_t) {
+  // The pair that turns `turns` times within the original length.
+  auto pair_of = [&](double turns) {
+    return static_cast<double>(dim) *
+           std::log(static_cast<double>(o.original_length) / (turns * 2.0 * M_PI)) / (2.0 * std::log(base));
+  };
+  double low = pair_of(o.beta_fast), high = pair_of(o.beta_slow);
+  if (o.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(dim - 1));
+  if (low == high) high += 0.001;
+  const torch::Tensor ramp = ((torch::arange(dim / 2, torch::kFloat64) - low) / (high - low)).clamp(0.0, 1.0);
+  const torch::Tensor theta = rotary_theta(dim, base);
+  return {theta / o.factor * ramp + theta * (1.0 - ramp),
+          o.attention_factor.value_or(0.1 * std::log(o.factor) + 1.0)};
+}
+
+ScaledTheta scale_theta(const Llama3Scaling& o, int64_t dim, double base, int64_t) {
+  const torch::Tensor theta = rotary_theta(dim, base);
+  const torch::Tensor turns = theta * (static_cast<double>(o.original_length) / (2.0 * M_PI));
+  const torch::Tensor keep =
+      ((turns - o.low_freq_factor) / (o.high_freq_factor - o.low_freq_factor)).clamp(0.0, 1.0);
+  return {theta / o.factor * (1.0 - keep) + theta * keep};
+}
+
+}  // namespace
+
+ScaledTheta scaled_theta(const RotaryOptions& options, int64_t dim, int64_t length) {
+  return std::visit([&](const auto& scaling) { return scale_theta(scaling, dim, options.base, length); },
+                    options.scaling);
 }
 
 torch::Tensor rotary_angles(int64_t length, int64_t dim, double base) {
@@ -132,23 +194,28 @@ torch::Tensor cos_sin(const torch::Tensor& angles) { return torch::stack({angles
 
 class RotaryImpl : public PositionEncodingImpl {
  public:
-  RotaryImpl(const RotaryOptions& options, int64_t dim)
-      : options_(options),
-        dim_(dim),
-        cache_([dim, base = options.base](int64_t rows) { return cos_sin(rotary_angles(rows, dim, base)); }) {
-    if (options_.trainable)
-      theta_ = register_parameter("theta", rotary_theta(dim, options.base).to(torch::kFloat32));
+  /// Eq. 19 divides by unrotated features: there the amplitude of YaRN would scale the output, and is left
+  /// out.
+  RotaryImpl(const RotaryOptions& options, int64_t dim, bool linear)
+      : options_(options), dim_(dim), linear_(linear), cache_(rows_for(0)) {
+    if (options_.trainable) {
+      const ScaledTheta scaled = scaled_theta(options, dim, 0);
+      theta_ = register_parameter("theta", scaled.theta.to(torch::kFloat32));
+      amplitude_ = linear ? 1.0 : scaled.amplitude;
+    }
   }
 
   torch::Tensor rotate(const torch::Tensor& heads, Side side, const Positions& positions) override {
     if (side == Side::value && !options_.values) return heads;
     const bool query = side == Side::query;
-    return apply_rotary(heads,
-                        table(query ? positions.q : positions.k,
-                              query ? positions.q_start : positions.k_start, positions, heads),
-                        options_.layout);
+    const torch::Tensor& ids = query ? positions.q : positions.k;
+    torch::Tensor rows = table(ids, query ? positions.q_start : positions.k_start, positions, heads);
+    if (options_.xpos > 0.0 && side != Side::value)
+      rows = rows * fading(ids, side, positions).to(rows.scalar_type());
+    return apply_rotary(heads, rows, options_.layout);
   }
 
+  bool cache_rotated() const override { return !follows_length() && options_.xpos == 0.0; }
   std::string_view name() const override { return RotaryOptions::type; }
 
   // A learned theta is never rounded to half precision: far positions multiply its error.
@@ -167,44 +234,96 @@ class RotaryImpl : public PositionEncodingImpl {
     return dtype == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
   }
 
+  bool follows_length() const { return std::holds_alternative<DynamicNtkScaling>(options_.scaling); }
+
+  RowCache rows_for(int64_t length) const {
+    return RowCache([options = options_, dim = dim_, linear = linear_, length](int64_t rows) {
+      const ScaledTheta scaled = scaled_theta(options, dim, length);
+      return cos_sin(torch::outer(torch::arange(rows, torch::kFloat64), scaled.theta)) *
+             (linear ? 1.0 : scaled.amplitude);
+    });
+  }
+
   torch::Tensor table(const torch::Tensor& ids, int64_t start, const Positions& positions,
                       const torch::Tensor& heads) {
-    if (!options_.trainable) {
-      return rows_at(cache_.rows(positions.length, heads.device(), heads.scalar_type()), ids,
-                     positions.contiguous, start);
+    if (options_.trainable) {
+      const torch::Tensor angles = ids.to(torch::kFloat64).unsqueeze(-1) * theta_.to(torch::kFloat64);
+      return cos_sin(angles).to(heads.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32) *
+             amplitude_;
     }
-    const torch::Tensor angles = ids.to(torch::kFloat64).unsqueeze(-1) * theta_.to(torch::kFloat64);
-    return cos_sin(angles).to(heads.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32);
+    if (follows_length() && positions.length != cache_length_) {
+      cache_ = rows_for(positions.length);
+      cache_length_ = positions.length;
+    }
+    return rows_at(cache_.rows(positions.length, heads.device(), heads.scalar_type()), ids,
+                   positions.contiguous, start);
+  }
+
+  /// xPos: zeta_i^(n / xpos) for queries, its inverse for keys, zeta_i = (2i + 0.4 d) / (1.4 d). Counted from
+  /// the middle of the sequence, which cancels in the scores and keeps the powers in range.
+  torch::Tensor fading(const torch::Tensor& ids, Side side, const Positions& positions) const {
+    const double d = static_cast<double>(dim_);
+    const torch::TensorOptions wide = torch::TensorOptions(torch::kFloat64).device(ids.device());
+    const torch::Tensor zeta = (torch::arange(0, dim_, 2, wide) + 0.4 * d) / (1.4 * d);
+    const double sign = side == Side::query ? 1.0 : -1.0;
+    const torch::Tensor power = (ids - positions.length / 2).to(torch::kFloat64) * (sign / options_.xpos);
+    return zeta.pow(power.unsqueeze(-1)).unsqueeze(-1);
   }
 
   RotaryOptions options_;
   int64_t dim_;
+  bool linear_;
   RowCache cache_;
+  int64_t cache_length_ = 0;  // that cache_ was made for, where theta follows the length
   torch::Tensor theta_;
+  double amplitude_ = 1.0;  // of a learned theta's table
 };
 
 }  // namespace
 
 void validate(const RotaryOptions& options, const ModelShape& shape) {
+  const int64_t width = shape.rotary_width > 0 ? shape.rotary_width : shape.head_dim;
   if (options.dim % 2 != 0) {
     fail("positions: rotary 'dim' must be even because columns turn in pairs, got {}", options.dim);
   }
-  if (options.dim > shape.head_dim) {
-    fail("positions: rotary 'dim' is {}, but a head has {} columns only; 0 turns all", options.dim,
-         shape.head_dim);
+  if (options.dim > width) {
+    fail("positions: rotary 'dim' is {}, but a head has {} columns only; 0 turns all", options.dim, width);
   }
-  if (options.dim == 0 && shape.head_dim % 2 != 0) {
+  if (options.dim == 0 && width % 2 != 0) {
     fail(
         "positions: rotary needs an even head width, got {} (dim {} over {} heads); change these or set an "
         "even "
         "rotary 'dim' below it",
-        shape.head_dim, shape.dim, shape.heads);
+        width, shape.dim, shape.heads);
+  }
+  if (options.xpos > 0.0 && !shape.causal) {
+    fail(
+        "positions: rotary 'xpos' fades keys before the query and magnifies keys after it, so it needs a "
+        "causal model, "
+        "and this one reads both directions; set xpos: 0");
+  }
+  if (shape.linear && (options.xpos > 0.0 || options.values)) {
+    fail("positions: rotary '{}' is for softmax attention, but model.attention is linear",
+         options.xpos > 0.0 ? "xpos" : "values");
+  }
+  if (options.trainable && std::holds_alternative<DynamicNtkScaling>(options.scaling)) {
+    fail("positions: rotary 'trainable' and 'scaling: dynamic' both decide theta; keep one of them");
+  }
+  if (const auto* yarn = std::get_if<YarnScaling>(&options.scaling);
+      yarn && yarn->beta_fast < yarn->beta_slow) {
+    fail("positions: yarn 'beta_fast' ({}) is below 'beta_slow' ({})", yarn->beta_fast, yarn->beta_slow);
+  }
+  if (const auto* llama = std::get_if<Llama3Scaling>(&options.scaling);
+      llama && llama->high_freq_factor <= llama->low_freq_factor) {
+    fail("positions: llama3 'high_freq_factor' ({}) must be above 'low_freq_factor' ({})",
+         llama->high_freq_factor, llama->low_freq_factor);
   }
 }
 
 PositionEncoding make(const RotaryOptions& options, const ModelShape& shape) {
   validate(options, shape);
-  return new_encoding<RotaryImpl>(options, options.dim > 0 ? options.dim : shape.head_dim);
+  const int64_t width = shape.rotary_width > 0 ? shape.rotary_width : shape.head_dim;
+  return new_encoding<RotaryImpl>(options, options.dim > 0 ? options.dim : width, shape.linear);
 }
 
 }  // namespace roformer
