@@ -244,24 +244,8 @@ Corpus read_corpus(DataOptions data, int64_t length, const Tokenizer& tokenizer,
   });
 }
 
-}  // namespace
-
-std::unique_ptr<Task> make_task(const RunOptions& run, const World& world,
-                                const std::filesystem::path& cache) {
-  require_precision(run.trainer.precision, world.device);
-  set_matmul_precision(run.trainer.matmul_precision, world.device);
-  if (const auto* bytes = std::get_if<ByteLmOptions>(&run.task)) {
-    torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
-    CausalLmOptions model = std::get<CausalModelOptions>(run.model);
-    model.vocab_size = 256;
-    auto task = std::make_unique<ByteLmTask>(*bytes, model);
-    const ByteCorpus& corpus = task->corpus();
-    log::info("{}: {} bytes, {} to train on, {} to validate, {} to test", corpus.name(), corpus.size(),
-              corpus.part(BytePart::train).size(), corpus.part(BytePart::valid).size(),
-              corpus.part(BytePart::test).size());
-    task->model().to(world.device);
-    return task;
-  }
+/// The tasks that train an encoder on a tokenizer's ids.
+std::unique_ptr<Task> make_encoder_task(const RunOptions& run, const std::filesystem::path& cache) {
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
   EncoderOptions model = run.encoder();
   if (model.vocab_size == 0) model.vocab_size = tokenizer->vocab_size();
@@ -269,21 +253,38 @@ std::unique_ptr<Task> make_task(const RunOptions& run, const World& world,
     fail("model.vocab_size {} is less than the {} tokens of the tokenizer", model.vocab_size,
          tokenizer->vocab_size());
   }
-  std::unique_ptr<Task> task;
   if (const auto* glue = std::get_if<GlueOptions>(&run.task)) {
-    torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
-    auto fine_tune = std::make_unique<FineTuneTask>(*glue, model, *tokenizer);
-    for (const std::string& note : fine_tune->notes()) log::info("{}", note);
-    task = std::move(fine_tune);
+    auto task = std::make_unique<FineTuneTask>(*glue, model, *tokenizer);
+    for (const std::string& note : task->notes()) log::info("{}", note);
+    return task;
+  }
+  std::map<int64_t, Corpus> corpora;
+  for (const auto& [name, length] : lengths_of(run)) {
+    if (!corpora.contains(length)) corpora.emplace(length, read_corpus(run.data, length, *tokenizer, cache));
+  }
+  return std::make_unique<MlmTask>(std::get<MlmOptions>(run.task), model, *tokenizer, corpora,
+                                   lengths_of(run).front().second, run.data.eval_sequences);
+}
+
+}  // namespace
+
+std::unique_ptr<Task> make_task(const RunOptions& run, const World& world,
+                                const std::filesystem::path& cache) {
+  require_precision(run.trainer.precision, world.device);
+  set_matmul_precision(run.trainer.matmul_precision, world.device);
+  torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
+  std::unique_ptr<Task> task;
+  if (const auto* bytes = std::get_if<ByteLmOptions>(&run.task)) {
+    CausalLmOptions model = std::get<CausalModelOptions>(run.model);
+    model.vocab_size = 256;
+    auto byte_lm = std::make_unique<ByteLmTask>(*bytes, model);
+    const ByteCorpus& corpus = byte_lm->corpus();
+    log::info("{}: {} bytes, {} to train on, {} to validate, {} to test", corpus.name(), corpus.size(),
+              corpus.part(BytePart::train).size(), corpus.part(BytePart::valid).size(),
+              corpus.part(BytePart::test).size());
+    task = std::move(byte_lm);
   } else {
-    std::map<int64_t, Corpus> corpora;
-    for (const auto& [name, length] : lengths_of(run)) {
-      if (!corpora.contains(length))
-        corpora.emplace(length, read_corpus(run.data, length, *tokenizer, cache));
-    }
-    torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
-    task = std::make_unique<MlmTask>(std::get<MlmOptions>(run.task), model, *tokenizer, corpora,
-                                     lengths_of(run).front().second, run.data.eval_sequences);
+    task = make_encoder_task(run, cache);
   }
   task->model().to(world.device);
   return task;

@@ -471,6 +471,12 @@ std::string activation_name(Activation activation) {
   TORCH_CHECK(false, "no name for this activation");
 }
 
+/// The `type` of the alternative that a choice holds.
+template <class... T>
+std::string_view alternative_name(const std::variant<T...>& choice) {
+  return std::visit([](const auto& x) { return std::decay_t<decltype(x)>::type; }, choice);
+}
+
 /// Options that shapes do not show.
 std::vector<std::string> option_problems(const EncoderOptions& ours, const EncoderOptions& theirs) {
   std::vector<std::string> problems;
@@ -485,18 +491,19 @@ std::vector<std::string> option_problems(const EncoderOptions& ours, const Encod
   auto type = [](const EncoderOptions& o) {
     std::string names;
     for (const PositionOptions& p : o.positions) {
-      names += (names.empty() ? "" : " + ") +
-               std::visit([](const auto& x) { return std::string(std::decay_t<decltype(x)>::type); }, p);
+      names += (names.empty() ? "" : " + ") + std::string(alternative_name(p));
     }
     return names;
   };
   compare("positions", type(ours), type(theirs));
+  compare("attention", alternative_name(ours.attention), alternative_name(theirs.attention));
   if (type(ours) == "rotary" && type(theirs) == "rotary") {
     const auto& a = std::get<RotaryOptions>(ours.positions[0]);
     const auto& b = std::get<RotaryOptions>(theirs.positions[0]);
     const int64_t head_dim = theirs.dim / theirs.heads;
     compare("positions.values", a.values, b.values);
     compare("positions.base", a.base, b.base);
+    compare("positions.scaling", alternative_name(a.scaling), alternative_name(b.scaling));
     compare("positions.dim", a.dim == 0 ? head_dim : a.dim, b.dim == 0 ? head_dim : b.dim);
     if (a.layout != b.layout)
       problems.push_back("model.positions.layout is halves, the folder's interleaved");
@@ -680,6 +687,10 @@ HfFamily hf_family_of(const EncoderOptions& o) {
   if (o.norm != NormPlacement::post) {
     fail("Hugging Face's BERT and RoFormer have no pre-norm blocks; only model.norm: post can be written");
   }
+  if (!std::holds_alternative<SoftmaxAttention>(o.attention)) {
+    fail("Hugging Face's BERT and RoFormer have softmax attention; model.attention: {} cannot be written",
+         alternative_name(o.attention));
+  }
   if (o.positions.size() != 1) {
     fail("Hugging Face's BERT and RoFormer have one position encoding; {} cannot be written",
          o.positions.size());
@@ -693,6 +704,7 @@ HfFamily hf_family_of(const EncoderOptions& o) {
     fail("Hugging Face's BERT has learned positions and its RoFormer rotary ones; no other can be written");
   }
   if (rotary->layout != RotaryLayout::interleaved || rotary->base != 10000.0 || rotary->trainable ||
+      !std::holds_alternative<NoScaling>(rotary->scaling) ||
       (rotary->dim != 0 && rotary->dim != o.dim / o.heads)) {
     fail(
         "Hugging Face's RoFormer turns all columns of a head, interleaved, with base 10000 and fixed theta; "

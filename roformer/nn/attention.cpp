@@ -107,7 +107,7 @@ bool fused_attention_pays(const torch::Tensor& q, double dropout) {
 
 int64_t rotary_width(const AttentionKind& kind, int64_t head_dim) {
   const auto* linear = std::get_if<LinearAttention>(&kind);
-  return linear && linear->rotary == RotaryOrder::after ? feature_width(linear->features, head_dim)
+  return linear && linear->rotary == RotaryOrder::after ? feature_rotary_width(linear->features, head_dim)
                                                         : head_dim;
 }
 

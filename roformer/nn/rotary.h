@@ -19,6 +19,9 @@ ScaledTheta scaled_theta(const RotaryOptions& options, int64_t dim, int64_t leng
 /// Angles m * theta_i, m = 0 .. length - 1, in double: [length, dim / 2] float64 on the CPU.
 torch::Tensor rotary_angles(int64_t length, int64_t dim, double base = 10000.0);
 
+/// sin and cos of rows of angles [rows, dim / 2] as eq. 4 lays them out: [rows, dim].
+torch::Tensor sinusoid_rows(const torch::Tensor& angles, SinusoidLayout layout);
+
 /// Turns the first `dim` columns of x by the angles of `table` and copies the others.
 /// x: [B, H, L, d], any device and floating dtype, any strides. table: [B or 1, L, dim / 2, 2], cos and sin,
 /// float32 or float64, on the device of x. Returns [B, H, L, d] in the dtype of x. bfloat16 and float16 are

@@ -195,6 +195,14 @@ TEST_CASE("hf folder: all that does not fit is listed at once, and nothing is lo
                   "'roformer.encoder.embed_positions.weight' is no table of sines for heads of 2; "
                   "'roformer.encoder.layer.2.output.dense.bias' is unexpected"));
   REQUIRE(torch::equal(before, model->encoder->token_weight()));
+  EncoderOptions other = folder_roformer();
+  RotaryOptions scaled;
+  scaled.scaling = YarnScaling{};
+  other.positions = {scaled};
+  other.attention = LinearAttention{};
+  REQUIRE_THROWS_WITH(load_hf(*MaskedLm(other), open_hf(folder.path())),
+                      Catch::Contains("model.attention is linear, the folder's softmax; "
+                                      "model.positions.scaling is yarn, the folder's none"));
   MaskedLm plain(folder_roformer());
   REQUIRE_THROWS_WITH(load_hf(*plain, open_hf(folder.path())),
                       Catch::Contains("trained tables are not supported"));
@@ -371,6 +379,13 @@ TEST_CASE("hf folder: what has no counterpart cannot be written") {
     REQUIRE_THAT(error(test::small_encoder(8, 11, rotary)),
                  Catch::Contains("other rotary options cannot be written"));
   }
+  RotaryOptions scaled;
+  scaled.scaling = LinearScaling{.factor = 4.0};
+  REQUIRE_THAT(error(test::small_encoder(8, 11, scaled)),
+               Catch::Contains("other rotary options cannot be written"));
+  EncoderOptions linear = folder_roformer();
+  linear.attention = LinearAttention{};
+  REQUIRE_THAT(error(linear), Catch::Contains("model.attention: linear cannot be written"));
   EncoderOptions both = folder_bert();
   both.positions.push_back(RotaryOptions{});
   REQUIRE_THAT(error(both), Catch::Contains("one position encoding; 2 cannot be written"));

@@ -84,6 +84,9 @@ std::vector<std::pair<std::string, CausalLmOptions>> causal_cases() {
         causal_options({RotaryOptions{}},
                        LinearAttention{.features = FavorFeatures{.features = 10}, .rotary = order}));
     cases.emplace_back(
+        "cosine " + name,
+        causal_options({RotaryOptions{}}, LinearAttention{.features = CosineFeatures{}, .rotary = order}));
+    cases.emplace_back(
         "elu " + name,
         causal_options({RotaryOptions{}}, LinearAttention{.features = EluFeatures{}, .rotary = order}));
   }
@@ -201,6 +204,7 @@ TEST_CASE("causal model: what does not fit is refused before anything is built")
   const std::string linear = refuse(causal_options({AlibiOptions{}}, LinearAttention{}));
   CHECK(linear.find("'alibi'") != std::string::npos);
   CHECK(linear.find("model.attention is linear") != std::string::npos);
-  CHECK(refuse(causal_options({RotaryOptions{}},
-                              LinearAttention{.features = FavorFeatures{.features = 7}})) != "");
+  const std::string odd =
+      refuse(causal_options({RotaryOptions{}}, LinearAttention{.features = FavorFeatures{.features = 7}}));
+  CHECK(odd.find("features: 7 is odd") != std::string::npos);
 }

@@ -44,10 +44,7 @@ class SinusoidalImpl : public PositionEncodingImpl {
       : cache_([options, dim](int64_t rows) {
           const torch::Tensor angles =
               rotary_angles(rows + options.offset, dim, options.base).narrow(0, options.offset, rows);
-          const std::vector<torch::Tensor> columns{angles.sin(), angles.cos()};
-          return options.scale * (options.layout == SinusoidLayout::interleaved
-                                      ? torch::stack(columns, -1).flatten(-2)
-                                      : torch::cat(columns, -1));
+          return options.scale * sinusoid_rows(angles, options.layout);
         }) {}
 
   torch::Tensor embed(const torch::Tensor& x, const Positions& positions) override {
@@ -65,7 +62,8 @@ class SinusoidalImpl : public PositionEncodingImpl {
 }  // namespace
 
 void validate(const SinusoidalOptions&, const ModelShape& shape) {
-  if (shape.embedding_dim() % 2 != 0) fail("positions: sinusoidal needs an even model 'dim', got {}", shape.embedding_dim());
+  if (shape.embedding_dim() % 2 != 0)
+    fail("positions: sinusoidal needs an even model 'dim', got {}", shape.embedding_dim());
 }
 
 PositionEncoding make(const NoneOptions&, const ModelShape&) { return new_encoding<NoneImpl>(); }

@@ -105,8 +105,7 @@ class NezhaImpl : public PositionEncodingImpl {
  public:
   NezhaImpl(const NezhaOptions& options, int64_t head_dim)
       : max_distance_(options.max_distance), cache_([head_dim](int64_t rows) {
-          const torch::Tensor angles = rotary_angles(rows, head_dim);
-          return torch::stack({angles.sin(), angles.cos()}, -1).flatten(-2);
+          return sinusoid_rows(rotary_angles(rows, head_dim), SinusoidLayout::interleaved);
         }) {}
 
   torch::Tensor logits(const torch::Tensor& q, const torch::Tensor&,
@@ -139,10 +138,7 @@ class TransformerXlImpl : public PositionEncodingImpl {
  public:
   TransformerXlImpl(const TransformerXlOptions& options, const ModelShape& shape)
       : options_(options), shape_(shape), cache_([options, dim = shape.dim](int64_t rows) {
-          const torch::Tensor angles = rotary_angles(rows, dim);
-          const std::vector<torch::Tensor> columns{angles.sin(), angles.cos()};
-          return options.layout == SinusoidLayout::interleaved ? torch::stack(columns, -1).flatten(-2)
-                                                               : torch::cat(columns, -1);
+          return sinusoid_rows(rotary_angles(rows, dim), options.layout);
         }) {
     const int64_t width = shape.heads * shape.head_dim;
     for (int64_t i = 0; i < shape.layers; ++i) {

@@ -83,6 +83,12 @@ torch::Tensor rotary_angles(int64_t length, int64_t dim, double base) {
   return torch::outer(torch::arange(length, torch::kFloat64), rotary_theta(dim, base));
 }
 
+torch::Tensor sinusoid_rows(const torch::Tensor& angles, SinusoidLayout layout) {
+  const std::vector<torch::Tensor> columns{angles.sin(), angles.cos()};
+  return layout == SinusoidLayout::interleaved ? torch::stack(columns, -1).flatten(-2)
+                                               : torch::cat(columns, -1);
+}
+
 // --- The rotation
 // --------------------------------------------------------------------------------------------------
 
