@@ -2,6 +2,7 @@
 // 1 = a mistake of this program.
 
 #include <malloc.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <climits>
@@ -38,6 +39,7 @@ int run_command(int argc, char** argv) {
   std::vector<std::string> sets;
   std::vector<std::filesystem::path> runs;
   int64_t threads = 0, jobs = 0;
+  double memory = 0;
   bool resume = false, quiet = false;
 
   auto add_sets = [&](CLI::App* command) {
@@ -61,6 +63,8 @@ int run_command(int argc, char** argv) {
   ablate->add_option("config", config, "YAML file with 'arms'")->required();
   ablate->add_option("--run", run, "folder of the runs (default: runs/<config name>)");
   ablate->add_option("--jobs", jobs, "runs side by side (default: one per core)")->check(CLI::Range(1, 1024));
+  ablate->add_option("--memory", memory, "GiB that runs side by side may use, judged by the largest so far (default: no limit)")
+      ->check(CLI::PositiveNumber);
   add_sets(ablate);
 
   CLI::App* predict = app.add_subcommand(
@@ -74,6 +78,29 @@ int run_command(int argc, char** argv) {
   predict->add_option("--data", prediction.data, "folder with the test files (default: the run's)");
   predict->add_flag("--diagnostic", prediction.diagnostic, "the diagnostic set AX, by a run on MNLI");
   add_sets(predict);
+
+  CLI::App* generate = app.add_subcommand(
+      "generate",
+      "continue a text with a language model (task byte_lm); prints what comes after the prompt, as it comes.\n"
+      "A model whose positions end (learned) stops there, with a notice");
+  roformer::GenerateRequest text;
+  text.terminal = isatty(STDOUT_FILENO) != 0;
+  generate->add_option("run", text.run, "run folder (its best checkpoint), or a checkpoint file in one")->required();
+  generate->add_option("--prompt", text.prompt, "the text to continue; empty = whatever follows a line break");
+  generate->add_option("--prompt-file", text.prompt_file, "read it from a file, byte by byte; - is standard input");
+  generate->add_option("--max-new", text.sampling.max_new_tokens, "tokens to make (of byte_lm: bytes)")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 30));
+  generate->add_option("--temperature", text.sampling.temperature,
+                       "below 1 likelier tokens, above 1 more varied ones; 0 = greedy, always the likeliest")
+      ->capture_default_str();
+  generate->add_option("--top-k", text.sampling.top_k, "draw from the k likeliest tokens; 0 = all")->capture_default_str();
+  generate->add_option("--top-p", text.sampling.top_p,
+                       "draw from the fewest tokens whose probabilities add up to p, after --top-k")
+      ->capture_default_str();
+  generate->add_option("--seed", text.sampling.seed, "the same seed gives the same text")->capture_default_str();
+  generate->add_flag("!--no-cache", text.cached, "read the whole text anew for every token: slow, to check the cache");
+  add_sets(generate);
 
   CLI::App* tokenize = app.add_subcommand("tokenize", "text in, token ids out, line by line");
   roformer::TokenizeRequest tokens;
@@ -125,9 +152,19 @@ int run_command(int argc, char** argv) {
   report->add_option("--out", stem, "also write <out>.md and <out>.json");
 
   CLI::App* plot = app.add_subcommand("plot", "one picture of several runs");
-  plot->add_option("runs", runs, "run folders")->required();
+  plot->add_option("runs", runs, "run folders");
   plot->add_option("--metric", metric, "what to draw (loss, accuracy)")->capture_default_str();
   plot->add_option("--out", stem, "picture without its ending: <out>.png and <out>.svg")->capture_default_str();
+
+  plot->require_subcommand(0, 1);
+  CLI::App* decay = plot->add_subcommand(
+      "decay", "Figure 2: the bound of eq. 37 by distance, and |q R k| as measured (a run folder of this name: ./decay)");
+  roformer::DecayRequest far;
+  decay->add_option("--dim", far.dim, "width of a head; the default comes with 64 beside it")->capture_default_str()->check(CLI::Range(2, 512));
+  decay->add_option("--max", far.max, "largest distance")->capture_default_str()->check(CLI::Range(1, 2048));
+  decay->add_option("--csv", far.csv, "also write the bound as m,bound");
+  decay->add_option("--out", far.stem, "picture without its ending: <out>.png and <out>.svg")->capture_default_str();
+  decay->add_option("--run", far.run, "run folder or checkpoint in one, whose queries and keys are measured too");
 
   CLI::App* options = app.add_subcommand("options", "every option with type, default and meaning");
   options->add_option("path", option, "only this option and those below it, e.g. model.positions");
@@ -153,16 +190,22 @@ int run_command(int argc, char** argv) {
 
   if (*train) return roformer::train({config, sets, run, resume});
   if (*eval) return roformer::evaluate(run, sets, std::cout);
-  if (*ablate) return roformer::ablate({config, sets, run, jobs}, std::cout);
+  if (*ablate) return roformer::ablate({config, sets, run, jobs, memory}, std::cout);
   if (*predict) {
     prediction.sets = sets;
     return roformer::predict(prediction, std::cout);
+  }
+  if (*generate) {
+    text.sets = sets;
+    return roformer::generate(text, std::cout);
   }
   if (*tokenize) return roformer::tokenize(tokens, std::cout);
   if (*train_tokenizer) return roformer::train_tokenizer(vocabulary, std::cout);
   if (*encode) return roformer::encode(features, std::cout);
   if (*convert) return roformer::convert(source, target, std::cout);
   if (*report) return roformer::report_table2(runs, report->count("--out") ? stem : "", std::cout);
+  if (*decay) return roformer::plot_decay(far, std::cout);
+  if (*plot && runs.empty()) roformer::fail("plot: which run folders?");
   if (*plot) return roformer::plot_runs(runs, metric, stem, std::cout);
   if (*options) return roformer::print_options(option, std::cout);
   return roformer::print_info(run, std::cout);

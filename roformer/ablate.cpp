@@ -7,10 +7,13 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <thread>
 
+#include "roformer/ablation_lengths.h"
 #include "roformer/ablation_tables.h"
 #include "roformer/core/files.h"
 #include "roformer/core/interrupt.h"
@@ -28,6 +31,8 @@ struct ArmRun : AblationRun {
   bool done = false, end_shown = false;
   uintmax_t seen_bytes = 0;  ///< of metrics.jsonl, when `seen` was read from it
   log::ProgressState seen;
+  int64_t start_step = 0;  ///< where it stood when its process began
+  double memory = 0;       ///< GiB, the most it has used
 
   std::string name() const { return fmt::format("{}-seed{}", label(), seed); }
 };
@@ -78,8 +83,26 @@ std::vector<GridPoint> grid_points(const ConfigNode& grid) {
   return points;
 }
 
+struct AblationPlan {
+  std::vector<ArmRun> runs;
+  std::vector<int64_t> lengths;  ///< to evaluate at afterwards
+  std::vector<double> reach;     ///< losses that the table says the updates to
+  RunOptions base;               ///< the options before the arms change them
+};
+
+/// A file's options without what `ablate` alone reads.
+RunOptions of_one_run(RunOptions options, const std::filesystem::path& folder) {
+  options.arms = {};
+  options.grid = {};
+  options.seeds.clear();
+  options.lengths.clear();
+  options.reach.clear();
+  if (options.data.cache.empty()) options.data.cache = std::filesystem::absolute(folder) / "cache";
+  return options;
+}
+
 /// All runs with their options, checked before the first one starts.
-std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesystem::path& folder) {
+AblationPlan plan_runs(const AblateRequest& request, const std::filesystem::path& folder) {
   const ConfigNode config = load_config(request.config, request.sets);
   const RunOptions base = read_run(config);
   if (base.arms.entries.empty()) {
@@ -113,26 +136,21 @@ std::vector<ArmRun> plan_runs(const AblateRequest& request, const std::filesyste
       ArmRun row;
       row.arm = arm;
       row.point = point.name;
-      row.options = read_run(node);
+      row.options = of_one_run(read_run(node), folder);
       check_inputs(row.options);
-      row.options.arms = {};
-      row.options.grid = {};
-      row.options.seeds.clear();
-      if (row.options.data.cache.empty())
-        row.options.data.cache = std::filesystem::absolute(folder) / "cache";
       rows.push_back(std::move(row));
     }
   }
-  std::vector<ArmRun> runs;
+  AblationPlan plan{{}, base.lengths, base.reach, of_one_run(base, folder)};
   for (const int64_t seed : seeds) {
     for (const ArmRun& row : rows) {
-      ArmRun& run = runs.emplace_back(row);
+      ArmRun& run = plan.runs.emplace_back(row);
       run.seed = seed;
       run.options.trainer.seed = seed;
       run.folder = folder / run.name();
     }
   }
-  return runs;
+  return plan;
 }
 
 void start(ArmRun& run, int64_t threads) {
@@ -155,6 +173,36 @@ void start(ArmRun& run, int64_t threads) {
   execl(program.c_str(), program.c_str(), "train", config.c_str(), "--run", folder.c_str(), "--resume",
         "--quiet", "--threads", thread_count.c_str(), nullptr);
   _exit(127);
+}
+
+/// The most memory that a process has used, in GiB; 0 if it has ended.
+double peak_memory(pid_t process) {
+  std::ifstream status(fmt::format("/proc/{}/status", process));
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::strtod(line.c_str() + 6, nullptr) / (1 << 20);  // from KiB
+  }
+  return 0;
+}
+
+/// Whether one more run fits into `budget` GiB. What a run needs is taken from the largest seen, so the first
+/// always may start, and the next ones when those before them have made updates.
+bool fits_in_memory(const std::vector<ArmRun>& runs, double budget, bool& told) {
+  double used = 0, largest = 0;
+  int running = 0;
+  for (const ArmRun& run : runs) {
+    largest = std::max(largest, run.memory);
+    if (!run.process) continue;
+    if (run.seen.step <= run.start_step) return false;
+    ++running;
+    used += run.memory;
+  }
+  if (running == 0 || used + largest <= budget) return true;
+  if (!told)
+    log::info(
+        "{} run(s) use {:.3g} GiB and one more may need {:.3g}: others wait, for --memory is {:.3g} GiB",
+        running, used, largest, budget);
+  told = true;
+  return false;
 }
 
 /// What the run's metrics.jsonl tells of it, read when it has changed.
@@ -204,21 +252,27 @@ bool collect(std::vector<ArmRun>& runs) {
       run.done = true;
     } else if (!(interrupted() && WIFEXITED(status) && WEXITSTATUS(status) == interrupted_status)) {
       run.failed = true;
-      log::error("{} failed: {} (all of it: {})", run.name(), last_words(run),
+      run.error = last_words(run);
+      if (run.error.empty())
+        run.error = WIFSIGNALED(status) ? fmt::format("killed by signal {}", WTERMSIG(status)) : "no message";
+      log::error("{} failed: {} (all of it: {})", run.name(), run.error,
                  (run.folder / "output.txt").string());
     }
   }
   return any;
 }
 
-/// Runs what is left, `jobs` at a time.
-void run_all(std::vector<ArmRun>& runs, int64_t jobs) {
+/// Runs what is left, `jobs` at a time and within `memory` GiB; 0 = no limit.
+void run_all(std::vector<ArmRun>& runs, int64_t jobs, double memory) {
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
   std::vector<std::string> names;
   for (const ArmRun& run : runs) names.push_back(run.name());
   log::Progress progress(names);
-  bool told = false;
+  bool told = false, told_memory = false;
   while (true) {
+    for (ArmRun& run : runs) {
+      if (run.process) run.memory = std::max(run.memory, peak_memory(run.process));
+    }
     collect(runs);
     int64_t running = 0, waiting = 0;
     for (const ArmRun& run : runs) {
@@ -236,6 +290,8 @@ void run_all(std::vector<ArmRun>& runs, int64_t jobs) {
     } else {
       for (ArmRun& run : runs) {
         if (running >= jobs || run.process || run.done || run.failed) continue;
+        if (memory > 0 && !fits_in_memory(runs, memory, told_memory)) break;
+        run.start_step = progress_of(run).step;
         const int64_t asked = run.options.trainer.threads;
         start(run, asked > 0 ? asked : std::max<int64_t>(1, cores / jobs));
         ++running;
@@ -255,7 +311,8 @@ void run_all(std::vector<ArmRun>& runs, int64_t jobs) {
 int ablate(const AblateRequest& request, std::ostream& out) {
   const std::filesystem::path folder =
       request.folder.empty() ? default_folder(request.config) : request.folder;
-  std::vector<ArmRun> runs = plan_runs(request, folder);
+  AblationPlan plan = plan_runs(request, folder);
+  std::vector<ArmRun>& runs = plan.runs;
   std::error_code problem;
   std::filesystem::create_directories(folder, problem);
   if (problem) fail("{}: cannot be created: {}", folder.string(), problem.message());
@@ -265,13 +322,27 @@ int ablate(const AblateRequest& request, std::ostream& out) {
     run.done = finished_result(run.folder, run.options.trainer.steps).has_value();
   }
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  run_all(runs,
-          request.jobs > 0 ? request.jobs : std::min<int64_t>(cores, static_cast<int64_t>(runs.size())));
+  run_all(runs, request.jobs > 0 ? request.jobs : std::min<int64_t>(cores, static_cast<int64_t>(runs.size())),
+          request.memory);
   if (interrupted()) {
     log::info("ended; the same command goes on where it stopped");
     return interrupted_status;
   }
-  write_ablation({runs.begin(), runs.end()}, request.config.stem().string(), folder, out);
+  Ablation ablation{request.config.stem().string(), {}, folder, plan.base, plan.reach, {}};
+  ablation.command = {"roformer", "ablate", request.config.string(), "--run", folder.string()};
+  for (const std::string& set : request.sets) ablation.command.insert(ablation.command.end(), {"--set", set});
+  ablation.runs.assign(runs.begin(), runs.end());
+  std::vector<HtmlSection> results = write_results(ablation, out);
+  if (!plan.lengths.empty()) {
+    const LengthStudy study = study_lengths(ablation.runs, plan.lengths, ablation.name, folder, out);
+    HtmlSection& section = results.emplace_back();
+    section.title = "Other lengths";
+    section.table = study.table;
+    for (std::filesystem::path picture : study.pictures)
+      section.pictures.push_back(read_file(picture += ".svg", 64 << 20));
+  }
+  write_report(ablation, results);
+  out << "page    " << (folder / "report.html").string() << "\n";
   const auto failed = std::count_if(runs.begin(), runs.end(), [](const ArmRun& run) { return run.failed; });
   if (failed > 0) log::error("{} of {} runs failed", failed, runs.size());
   return failed > 0 ? 2 : 0;

@@ -1,4 +1,5 @@
 #include <fstream>
+#include <functional>
 #include <ostream>
 
 #include <fmt/ostream.h>
@@ -84,6 +85,50 @@ void check_range(const torch::Tensor& ids, int64_t limit, const char* what,
   }
 }
 
+/// What `encode` needs of a model, whichever it is.
+struct EncodeModel {
+  std::function<PretrainedImpl::Output(const torch::Tensor& tokens, const torch::Tensor& keep,
+                                       const torch::Tensor& segments)>
+      forward;
+  std::optional<TokenizerOptions> tokenizer;
+  int64_t vocab_size = 0;
+  int64_t segments = 0;
+  int64_t max_length = 0;  ///< of a text
+};
+
+EncodeModel open_encoder(const EncodeRequest& request, torch::Device device) {
+  ModelSource source = load_model_source(request.model);
+  for (const std::string& note : source.notes) log::info("{}", note);
+  Pretrained model = source.model;
+  model->to(device);
+  const EncoderOptions& options = model->options().encoder;
+  EncodeModel result{{}, source.tokenizer, options.vocab_size, options.segments, request.max_length};
+  for (const PositionOptions& positions : options.positions) {
+    if (const auto* learned = std::get_if<LearnedOptions>(&positions))
+      result.max_length = std::min(result.max_length, learned->max_length);
+  }
+  result.forward = [model, states_only = request.states_only](
+                       const torch::Tensor& tokens, const torch::Tensor& keep,
+                       const torch::Tensor& segments) mutable -> PretrainedImpl::Output {
+    if (states_only) return {model->encoder(tokens, keep, segments), {}, {}};
+    return model->forward(tokens, keep, segments);
+  };
+  return result;
+}
+
+/// Token ids alone: no tokenizer of a language model puts special tokens around a text.
+EncodeModel open_causal(const EncodeRequest& request, torch::Device device) {
+  CausalLm model = load_causal_source(request.model).model;
+  model->to(device);
+  auto forward = [model, states_only = request.states_only](
+                     const torch::Tensor& tokens, const torch::Tensor& keep,
+                     const torch::Tensor&) mutable -> PretrainedImpl::Output {
+    const torch::Tensor hidden = model->hidden(tokens, keep);
+    return {hidden, {}, states_only ? torch::Tensor() : model->logits(hidden)};
+  };
+  return {forward, {}, model->options().vocab_size, 0, 0};
+}
+
 }  // namespace
 
 int encode(const EncodeRequest& request, std::ostream& out) {
@@ -97,32 +142,24 @@ int encode(const EncodeRequest& request, std::ostream& out) {
     fail("{}: is a folder, or in one that does not exist; name the .safetensors file to write",
          request.output.string());
   }
-  ModelSource source = load_model_source(request.model);
-  for (const std::string& note : source.notes) log::info("{}", note);
   const World world = World::open(request.device, request.threads);
-  Pretrained& model = source.model;
-  model->to(world.device);
-  const EncoderOptions& options = model->options().encoder;
+  const EncodeModel model = holds_causal_model(request.model) ? open_causal(request, world.device)
+                                                              : open_encoder(request, world.device);
 
   EncodeInput input;
   if (request.input.extension() == ".safetensors") {
     input = read_ids(request.input);
   } else {
-    if (!source.tokenizer)
+    if (!model.tokenizer)
       fail("{}: has no tokenizer; give token ids in a .safetensors file", request.model.string());
-    int64_t max_length = request.max_length;
-    for (const PositionOptions& positions : options.positions) {
-      if (const auto* learned = std::get_if<LearnedOptions>(&positions))
-        max_length = std::min(max_length, learned->max_length);
-    }
-    input = read_texts(request.input, *make_tokenizer(*source.tokenizer), max_length);
+    input = read_texts(request.input, *make_tokenizer(*model.tokenizer), model.max_length);
   }
-  check_range(input.tokens, options.vocab_size, "token", request.input);
+  check_range(input.tokens, model.vocab_size, "token", request.input);
   if (input.segments.defined()) {
-    if (options.segments == 0) {
+    if (model.segments == 0) {
       input.segments = torch::Tensor();
     } else {
-      check_range(input.segments, options.segments, "token type", request.input);
+      check_range(input.segments, model.segments, "token type", request.input);
     }
   }
 
@@ -134,12 +171,8 @@ int encode(const EncodeRequest& request, std::ostream& out) {
     auto part = [&](const torch::Tensor& tensor) {
       return tensor.defined() ? tensor.slice(0, begin, begin + rows).to(world.device) : tensor;
     };
-    PretrainedImpl::Output output;
-    if (request.states_only) {
-      output.last_hidden_state = model->encoder(part(input.tokens), part(input.keep), part(input.segments));
-    } else {
-      output = model->forward(part(input.tokens), part(input.keep), part(input.segments));
-    }
+    const PretrainedImpl::Output output =
+        model.forward(part(input.tokens), part(input.keep), part(input.segments));
     states.push_back(output.last_hidden_state.cpu());
     if (output.pooler_output.defined()) pooled.push_back(output.pooler_output.cpu());
     if (output.logits.defined()) logits.push_back(output.logits.cpu());

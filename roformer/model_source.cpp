@@ -1,14 +1,27 @@
 #include "roformer/model_source.h"
 
+#include "roformer/hf/config_json.h"
 #include "roformer/run_folder.h"
 #include "roformer/text/pretrained.h"
 
 namespace roformer {
 namespace {
 
+void load_all_weights(torch::nn::Module& model, const std::filesystem::path& checkpoint) {
+  const LoadReport report = load_weights(model, load_checkpoint(checkpoint).tensors, "model.");
+  for (const auto* problems : {&report.missing, &report.unexpected, &report.misshapen}) {
+    if (!problems->empty())
+      fail("{}: does not fit the options of its run: {}", checkpoint.string(), problems->front());
+  }
+}
+
+RunOptions run_of_checkpoint(const std::filesystem::path& checkpoint) {
+  return load_run_folder(checkpoint.parent_path().parent_path());
+}
+
 ModelSource from_run(const std::filesystem::path& source) {
   const std::filesystem::path checkpoint = find_checkpoint(source);
-  const RunOptions run = load_run_folder(checkpoint.parent_path().parent_path());
+  const RunOptions run = run_of_checkpoint(checkpoint);
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
   ModelSource result;
   result.tokenizer = run.tokenizer;
@@ -30,11 +43,7 @@ ModelSource from_run(const std::filesystem::path& source) {
     options.head = HeadType::mlm;
   }
   result.model = Pretrained(options);
-  const LoadReport report = load_weights(*result.model, load_checkpoint(checkpoint).tensors, "model.");
-  for (const auto* problems : {&report.missing, &report.unexpected, &report.misshapen}) {
-    if (!problems->empty())
-      fail("{}: does not fit the options of its run: {}", checkpoint.string(), problems->front());
-  }
+  load_all_weights(*result.model, checkpoint);
   return result;
 }
 
@@ -53,15 +62,49 @@ ModelSource from_folder(const std::filesystem::path& source) {
   return result;
 }
 
+bool is_hf_folder(const std::filesystem::path& source) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(source, ignored) &&
+         std::filesystem::exists(source / "config.json", ignored) &&
+         !std::filesystem::exists(source / "config.yaml", ignored);
+}
+
 }  // namespace
 
 ModelSource load_model_source(const std::filesystem::path& source) {
-  std::error_code ignored;
-  const bool folder = std::filesystem::is_directory(source, ignored) &&
-                      std::filesystem::exists(source / "config.json", ignored) &&
-                      !std::filesystem::exists(source / "config.yaml", ignored);
-  ModelSource result = folder ? from_folder(source) : from_run(source);
+  ModelSource result = is_hf_folder(source) ? from_folder(source) : from_run(source);
   result.model->eval();
+  return result;
+}
+
+CausalLm load_causal_model(const RunOptions& run, const std::filesystem::path& checkpoint) {
+  if (!std::holds_alternative<CausalModelOptions>(run.model))
+    fail("{}: its run trained an encoder, which does not continue text; name a run of the task byte_lm",
+         checkpoint.string());
+  CausalLm model(run.causal());
+  load_all_weights(*model, checkpoint);
+  model->eval();
+  return model;
+}
+
+bool holds_causal_model(const std::filesystem::path& source) {
+  if (is_hf_folder(source)) return hf_model_type(source) == "llama";
+  return std::holds_alternative<CausalModelOptions>(run_of_checkpoint(find_checkpoint(source)).model);
+}
+
+CausalSource load_causal_source(const std::filesystem::path& source) {
+  CausalSource result;
+  if (is_hf_folder(source)) {
+    const HfLlamaFolder folder = open_hf_llama(source);
+    result.model = load_llama(folder);
+    result.model->eval();
+    result.save = folder.settings;
+  } else {
+    const std::filesystem::path checkpoint = find_checkpoint(source);
+    const RunOptions run = run_of_checkpoint(checkpoint);
+    result.model = load_causal_model(run, checkpoint);
+    result.save = {.max_length = training_length(run), .bos_token = {}, .eos_tokens = {}};
+  }
   return result;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "roformer/hf/folder.h"
+#include "roformer/hf/llama.h"
 #include "roformer/run.h"
 
 namespace roformer {
@@ -15,5 +16,21 @@ struct ModelSource {
 
 /// MODEL of the commands: a run folder (or a checkpoint in one), or a Hugging Face folder.
 ModelSource load_model_source(const std::filesystem::path& source);
+
+/// The language model of a run with the weights of one of its checkpoints, on the CPU, in eval mode. Error when
+/// the run holds none.
+CausalLm load_causal_model(const RunOptions& run, const std::filesystem::path& checkpoint);
+
+/// A language model, wherever it lies.
+struct CausalSource {
+  CausalLm model{nullptr};  ///< on the CPU, in eval mode
+  HfLlamaSettings save;     ///< as the folder had it; bytes of a run have no tokens that begin or end a text
+};
+
+/// Whether MODEL of the commands holds a language model: a run of the task byte_lm, or a Hugging Face folder
+/// of a LLaMA.
+bool holds_causal_model(const std::filesystem::path& source);
+/// That model. Error when there is none.
+CausalSource load_causal_source(const std::filesystem::path& source);
 
 }  // namespace roformer

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <iostream>
 #include <map>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "roformer/core/interrupt.h"
 #include "roformer/core/log.h"
 #include "roformer/hf/folder.h"
+#include "roformer/hf/llama.h"
 #include "roformer/report/tables.h"
 #include "roformer/run_folder.h"
 #include "roformer/text/pretrained.h"
@@ -45,6 +47,16 @@ std::string git_commit() {
   return first_line_of("git -C '" + folder + "' rev-parse HEAD 2>/dev/null");
 }
 
+/// "2026-01-31T23:59:59Z".
+std::string utc_date() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%FT%TZ", &parts);
+  return text;
+}
+
 void write_environment(const std::filesystem::path& folder, const World& world) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
@@ -52,7 +64,8 @@ void write_environment(const std::filesystem::path& folder, const World& world) 
       {"roformer", ROFORMER_VERSION},     {"libtorch", TORCH_VERSION},
       {"compiler", __VERSION__},          {"device", world.device.str()},
       {"threads", at::get_num_threads()}, {"cores", std::thread::hardware_concurrency()},
-      {"processor", processor_name()},    {"host", host}};
+      {"processor", processor_name()},    {"host", host},
+      {"date", utc_date()}};
   if (const std::string commit = git_commit(); !commit.empty()) environment["git_commit"] = commit;
   write_file_atomically(folder / "environment.json", environment.dump(2) + "\n");
 }
@@ -82,8 +95,18 @@ void warm_start(Task& task, const std::filesystem::path& source) {
   }
 }
 
+/// The Hugging Face folder that a run starts from, or nothing.
+std::filesystem::path model_path(const RunOptions& run) {
+  return std::visit([](const auto& model) { return model.path; }, run.model);
+}
+
 void start_from_folder(Task& task, const std::filesystem::path& path) {
-  const HfReport report = load_hf(task.model(), open_hf(path));
+  HfReport report;
+  if (auto* causal = task.model().as<CausalLmImpl>()) {
+    load_hf_llama(*causal, open_hf_llama(path));
+  } else {
+    report = load_hf(task.model(), open_hf(path));
+  }
   log::info("weights from {}", path.string());
   for (const std::string& name : report.fresh) log::info("  newly initialised: {}", name);
 }
@@ -133,6 +156,17 @@ const std::vector<PositionOptions>& RunOptions::positions() const {
       [](const auto& m) -> const auto& { return m.positions; }, model);
 }
 
+CausalLmOptions RunOptions::causal() const {
+  const auto* causal = std::get_if<CausalModelOptions>(&model);
+  if (!causal) fail("this run trains an encoder, and a language model (model.type: causal) is needed here");
+  CausalLmOptions options = *causal;
+  if (options.vocab_size == 0) options.vocab_size = 256;
+  if (options.vocab_size < 256) {
+    fail("model.vocab_size {} is less than the 256 values of a byte", options.vocab_size);
+  }
+  return options;
+}
+
 const std::filesystem::path& RunOptions::init_from() const {
   return std::visit(
       [](const auto& m) -> const auto& { return m.init_from; }, model);
@@ -174,23 +208,42 @@ std::vector<std::pair<std::string, int64_t>> lengths_of(const RunOptions& run) {
 
 }  // namespace
 
-void validate(const RunOptions& options) {
-  for (const PositionOptions& positions : options.positions()) {
+int64_t training_length(const RunOptions& run) {
+  int64_t longest = 0;
+  if (std::holds_alternative<GlueOptions>(run.task)) return longest;
+  for (const auto& [name, length] : lengths_of(run)) longest = std::max(longest, length);
+  return longest;
+}
+
+std::optional<int64_t> longest_length(const RunOptions& run) {
+  std::optional<int64_t> rows;
+  for (const PositionOptions& positions : run.positions()) {
     const auto* learned = std::get_if<LearnedOptions>(&positions);
     const auto* tupe = std::get_if<TupeOptions>(&positions);
     if (!learned && !tupe) continue;
-    const int64_t rows = learned ? learned->max_length : tupe->max_length;
+    const int64_t here = learned ? learned->max_length : tupe->max_length;
+    rows = rows ? std::min(*rows, here) : here;
+  }
+  return rows;
+}
+
+void validate(const RunOptions& options) {
+  if (const auto rows = longest_length(options)) {
     for (const auto& [name, length] : lengths_of(options)) {
-      if (length <= rows) continue;
-      fail("{} {} is beyond the table of {} positions (model.positions.max_length {})", name, length,
-           learned ? "learned" : "tupe", rows);
+      if (length <= *rows) continue;
+      fail("{} {} is beyond the table of {} positions (model.positions.max_length)", name, length, *rows);
     }
   }
+  if (!options.lengths.empty() && std::holds_alternative<GlueOptions>(options.task))
+    fail("lengths: this task has no sequences of a fixed length");
+  if (!options.reach.empty() && std::holds_alternative<GlueOptions>(options.task))
+    fail("reach: this task is compared by its metrics, not by losses on the way");
   const bool bytes = std::holds_alternative<ByteLmOptions>(options.task);
   const bool causal = std::holds_alternative<CausalModelOptions>(options.model);
   if (bytes && !causal) fail("task byte_lm trains a language model: write model.type: causal");
   if (!bytes && causal) fail("model.type: causal is for the task byte_lm; this task trains an encoder");
   if (bytes) {
+    options.causal();
     if (!options.data.train.empty())
       fail("data.train: is not read by this task, which has a file of its own (task.file)");
     if (!std::holds_alternative<BytesOptions>(options.tokenizer)) fail("tokenizer.type: byte_lm reads bytes");
@@ -212,13 +265,17 @@ void validate(const RunOptions& options) {
 RunOptions read_run(const ConfigNode& config) {
   RunOptions run;
   read(config, run);
-  const auto* encoder = std::get_if<EncoderModelOptions>(&run.model);
-  if (!encoder || encoder->path.empty()) return run;
+  const std::filesystem::path path = model_path(run);
+  if (path.empty()) return run;
   // Once more, on top of what the folder says.
-  const HfFolder folder = open_hf(encoder->path);
-  run = {};
-  static_cast<EncoderOptions&>(std::get<EncoderModelOptions>(run.model)) = folder.encoder;
-  run.tokenizer = tokenizer_of_folder(folder.path);
+  if (std::holds_alternative<CausalModelOptions>(run.model)) {
+    run = {};
+    static_cast<CausalLmOptions&>(run.model.emplace<CausalModelOptions>()) = open_hf_llama(path).options;
+  } else {
+    run = {};
+    static_cast<EncoderOptions&>(std::get<EncoderModelOptions>(run.model)) = open_hf(path).encoder;
+    run.tokenizer = tokenizer_of_folder(path);
+  }
   read(config, run);
   return run;
 }
@@ -254,9 +311,7 @@ std::unique_ptr<Task> make_encoder_task(const RunOptions& run, const std::filesy
          tokenizer->vocab_size());
   }
   if (const auto* glue = std::get_if<GlueOptions>(&run.task)) {
-    auto task = std::make_unique<FineTuneTask>(*glue, model, *tokenizer);
-    for (const std::string& note : task->notes()) log::info("{}", note);
-    return task;
+    return std::make_unique<FineTuneTask>(*glue, model, *tokenizer);
   }
   std::map<int64_t, Corpus> corpora;
   for (const auto& [name, length] : lengths_of(run)) {
@@ -275,14 +330,7 @@ std::unique_ptr<Task> make_task(const RunOptions& run, const World& world,
   torch::manual_seed(static_cast<uint64_t>(run.trainer.seed));
   std::unique_ptr<Task> task;
   if (const auto* bytes = std::get_if<ByteLmOptions>(&run.task)) {
-    CausalLmOptions model = std::get<CausalModelOptions>(run.model);
-    model.vocab_size = 256;
-    auto byte_lm = std::make_unique<ByteLmTask>(*bytes, model);
-    const ByteCorpus& corpus = byte_lm->corpus();
-    log::info("{}: {} bytes, {} to train on, {} to validate, {} to test", corpus.name(), corpus.size(),
-              corpus.part(BytePart::train).size(), corpus.part(BytePart::valid).size(),
-              corpus.part(BytePart::test).size());
-    task = std::move(byte_lm);
+    task = std::make_unique<ByteLmTask>(*bytes, run.causal());
   } else {
     task = make_encoder_task(run, cache);
   }
@@ -298,6 +346,8 @@ int train(const TrainRequest& request) {
   RunOptions run = load_run(request.config, request.sets);
   run.arms = {};  // of an ablation: its base is trained
   run.seeds.clear();
+  run.lengths.clear();
+  run.reach.clear();
   const std::filesystem::path folder =
       request.folder.empty() ? default_folder(request.config) / fmt::format("base-seed{}", run.trainer.seed)
                              : request.folder;
@@ -319,15 +369,15 @@ int train(const TrainRequest& request) {
 
   const std::unique_ptr<Task> task =
       make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
+  for (const std::string& note : task->notes()) log::info("{}", note);
   const TrainerOptions options = resolve(run.trainer, *task, world);
   Trainer trainer(*task, options, world, folder);
   if (request.resume && trainer.resume()) {
     log::info("goes on after update {}", trainer.step());
   } else if (!run.init_from().empty()) {
     warm_start(*task, run.init_from());
-  } else if (const auto* encoder = std::get_if<EncoderModelOptions>(&run.model);
-             encoder && !encoder->path.empty()) {
-    start_from_folder(*task, encoder->path);
+  } else if (const std::filesystem::path path = model_path(run); !path.empty()) {
+    start_from_folder(*task, path);
   }
   const int64_t parameters = parameter_count(task->model());
   log::info("{}: {} parameters, {} on {} thread(s)", folder.string(), parameters, world.device.str(),
@@ -353,12 +403,9 @@ int train(const TrainRequest& request) {
   return 0;
 }
 
-int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::string>& sets,
-             std::ostream& out) {
-  const std::filesystem::path checkpoint = find_checkpoint(run_or_file);
+CheckpointMetrics evaluate_checkpoint(RunOptions run, const std::filesystem::path& checkpoint) {
+  run.trainer.stages.clear();
   const std::filesystem::path folder = checkpoint.parent_path().parent_path();
-  RunOptions run = load_run_folder(folder, sets);
-  run.trainer.stages.clear();  // at data.length, whatever lengths it was trained at
   const World world = World::open(run.trainer.device, run.trainer.threads);
   const std::unique_ptr<Task> task =
       make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
@@ -373,9 +420,16 @@ int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::st
   const Evaluation evaluation = evaluate_task(*task, stage, run.trainer.precision, world);
   if (evaluation.count == 0)
     fail("{}: no validation text: set data.valid or data.valid_fraction", folder.string());
-  const Metrics metrics = task->metrics(evaluation);
-  out << "checkpoint " << checkpoint.string() << " (update " << stored.state["step"] << ")\n";
-  for (const auto& [name, value] : metrics) out << fmt::format("{} {:.6f}\n", name, value);
+  return {task->metrics(evaluation), stored.state["step"]};
+}
+
+int evaluate(const std::filesystem::path& run_or_file, const std::vector<std::string>& sets,
+             std::ostream& out) {
+  const std::filesystem::path checkpoint = find_checkpoint(run_or_file);
+  const RunOptions run = load_run_folder(checkpoint.parent_path().parent_path(), sets);
+  const CheckpointMetrics result = evaluate_checkpoint(run, checkpoint);
+  out << "checkpoint " << checkpoint.string() << " (update " << result.step << ")\n";
+  for (const auto& [name, value] : result.metrics) out << fmt::format("{} {:.6f}\n", name, value);
   return 0;
 }
 

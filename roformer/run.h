@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "roformer/eval/search.h"
 #include "roformer/tasks/byte_lm.h"
 #include "roformer/tasks/glue.h"
 #include "roformer/tasks/mlm.h"
@@ -45,11 +46,16 @@ void fields(V& v, EncoderModelOptions& o) {
 
 struct CausalModelOptions : CausalLmOptions {
   static constexpr std::string_view type = "causal";
+  std::filesystem::path path;
   std::filesystem::path init_from;
 };
 template <class V>
 void fields(V& v, CausalModelOptions& o) {
+  v("path", o.path,
+    "Hugging Face folder (LLaMA): its weights, and its options where this file names none");
   fields(v, static_cast<CausalLmOptions&>(o));
+  v("vocab_size", o.vocab_size, "rows of the token embedding; 0 = 256, one for each byte",
+    within(0, 1 << 24));
   v("init_from", o.init_from,
     "run folder or checkpoint whose weights are taken over where name and shape fit");
 }
@@ -66,11 +72,15 @@ struct RunOptions {
   ConfigNode arms;
   ConfigNode grid;
   std::vector<int64_t> seeds;
+  std::vector<int64_t> lengths;
+  std::vector<double> reach;
 
   /// The model of a run that must hold an encoder; an Error otherwise.
   const EncoderModelOptions& encoder() const;
   const std::vector<PositionOptions>& positions() const;
   const std::filesystem::path& init_from() const;
+  /// The language model of a run of byte_lm, its vocabulary set; an Error where it cannot read bytes.
+  CausalLmOptions causal() const;
 };
 template <class V>
 void fields(V& v, RunOptions& o) {
@@ -85,9 +95,20 @@ void fields(V& v, RunOptions& o) {
     "every "
     "combination");
   v("seeds", o.seeds, "for ablate: every arm runs once with each; default: trainer.seed", at_least(0));
+  v("lengths", o.lengths,
+    "for ablate: sequence lengths at which every arm's last checkpoint is evaluated too, rotary arms also with "
+    "linear, ntk, dynamic and yarn scaling put on then",
+    within(3, 1 << 20));
+  v("reach", o.reach,
+    "for ablate: validation losses; the table shows the update at which every arm gets there, e.g. [2.0]");
 }
 /// Relations between sections: the length must fit the position encoding, arms are maps of options.
 void validate(const RunOptions& options);
+
+/// The longest sequence that is trained on; 0 where sequences have no length of their own (GLUE).
+int64_t training_length(const RunOptions& run);
+/// The longest sequence that the position encoding can place; empty = any.
+std::optional<int64_t> longest_length(const RunOptions& run);
 
 /// Reads, merges and checks a configuration: whatever is wrong in it is found here, before data or model.
 RunOptions load_run(const std::filesystem::path& config, const std::vector<std::string>& sets = {});
@@ -116,6 +137,13 @@ struct TrainRequest {
 /// end.
 int train(const TrainRequest& request);
 
+struct CheckpointMetrics {
+  Metrics metrics;
+  int64_t step = 0;
+};
+/// The validation metrics of a checkpoint under a run's options, at data.length whatever the stages were.
+CheckpointMetrics evaluate_checkpoint(RunOptions run, const std::filesystem::path& checkpoint);
+
 /// The validation metrics of a run's best checkpoint (or of a checkpoint file in a run folder), with options
 /// changed.
 int evaluate(const std::filesystem::path& run, const std::vector<std::string>& sets, std::ostream& out);
@@ -125,9 +153,10 @@ struct AblateRequest {
   std::vector<std::string> sets;
   std::filesystem::path folder;  ///< empty = runs/<config name>
   int64_t jobs = 0;              ///< runs side by side; 0 = one per core
+  double memory = 0;             ///< GiB that they may use together; 0 = no limit
 };
-/// Trains every arm with every seed, each in a process of its own, and leaves results.{md,json} and
-/// curves.{png,svg} in the folder. Runs that are finished are not run again; unfinished ones go on where they
+/// Trains every arm with every seed, each in a process of its own, and leaves results.{md,csv,json}, runs.csv,
+/// curves.{png,svg} and report.html in the folder. Runs that are finished are not run again; unfinished ones go on where they
 /// stopped.
 int ablate(const AblateRequest& request, std::ostream& out);
 
@@ -177,9 +206,31 @@ struct PredictRequest {
 };
 int predict(const PredictRequest& request, std::ostream& out);
 
+struct GenerateRequest {
+  std::filesystem::path run;  ///< of a causal model, or a checkpoint file in one
+  std::vector<std::string> sets;
+  std::string prompt;
+  std::filesystem::path prompt_file;  ///< "-" = standard input; empty = `prompt`
+  SamplingOptions sampling;
+  bool cached = true;    ///< false: every token reads the whole text anew, which gives the same
+  bool terminal = false;  ///< `out` is one: what a terminal must not get is replaced
+};
+/// Continues a text: its tokens go to `out` as they come.
+int generate(const GenerateRequest& request, std::ostream& out);
+
 /// One picture of a metric over the updates of several runs: <stem>.png and <stem>.svg.
 int plot_runs(const std::vector<std::filesystem::path>& runs, const std::string& metric,
               const std::filesystem::path& stem, std::ostream& out);
+
+struct DecayRequest {
+  int64_t dim = 128;                      ///< width of a head; 64 is drawn beside the default
+  int64_t max = 256;                      ///< largest distance
+  std::filesystem::path csv;              ///< `m,bound`; empty = none
+  std::filesystem::path stem = "decay";   ///< of the picture
+  std::filesystem::path run;              ///< whose queries and keys are measured too; empty = none
+};
+/// Figure 2: the bound of eq. 37, and measured mean |q^T R_m k|.
+int plot_decay(const DecayRequest& request, std::ostream& out);
 
 /// Table 2: the published rows, and ours from folders of `ablate` on GLUE tasks. `stem`: also a file; empty =
 /// none.

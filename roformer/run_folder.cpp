@@ -22,7 +22,9 @@ const std::set<std::string>& changeable_options() {
                                               "trainer.threads",
                                               "arms",
                                               "grid",
-                                              "seeds"};
+                                              "seeds",
+                                              "lengths",
+                                              "reach"};
   return names;
 }
 

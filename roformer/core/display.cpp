@@ -28,6 +28,24 @@ DecodedChar decode_char(std::string_view text) {
   return {code, bytes, true};
 }
 
+bool is_control(char32_t c) {
+  // Direction overrides would let a name rearrange the line around it.
+  return c < 0x20 || (c >= 0x7F && c < 0xA0) || (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+}
+
+/// `text` is the beginning of a character that more bytes would complete.
+bool incomplete(std::string_view text) {
+  // Which second bytes a first one takes differs, but every one takes the least or the greatest of all.
+  for (const char second : {'\x80', '\xBF'}) {
+    std::string longer(text);
+    if (longer.size() == 1) longer += second;
+    longer += "\x80\x80";
+    const DecodedChar c = decode_char(longer);
+    if (c.valid && c.bytes > text.size()) return true;
+  }
+  return false;
+}
+
 // Rough East Asian Width (Unicode Standard Annex 11): whole blocks, which is enough to keep lines apart.
 std::size_t char_width(char32_t c) {
   const auto within = [c](char32_t low, char32_t high) { return c >= low && c <= high; };
@@ -47,12 +65,9 @@ std::string printable(std::string_view text) {
   out.reserve(text.size());
   while (!text.empty()) {
     const DecodedChar c = decode_char(text);
-    // Direction overrides would let a name rearrange the line around it.
-    const bool control = c.code < 0x20 || (c.code >= 0x7F && c.code < 0xA0) ||
-                         (c.code >= 0x2028 && c.code <= 0x202E) || (c.code >= 0x2066 && c.code <= 0x2069);
     if (!c.valid)
       out += '?';
-    else if (control)
+    else if (is_control(c.code))
       out += ' ';
     else
       out += text.substr(0, c.bytes);
@@ -86,6 +101,32 @@ std::string shorten(std::string_view text, std::size_t columns) {
 
 std::string shown(std::string_view text, std::size_t columns) {
   return shorten(printable(text.substr(0, 8 * columns)), columns);
+}
+
+std::string TerminalText::add(std::string_view bytes) {
+  waiting_ += bytes;
+  std::string out;
+  std::string_view text = waiting_;
+  while (!text.empty()) {
+    const DecodedChar c = decode_char(text);
+    if (!c.valid && incomplete(text)) break;
+    if (!c.valid)
+      out += "\uFFFD";
+    else if (is_control(c.code) && c.code != '\n' && c.code != '\t')
+      out += ' ';
+    else
+      out += text.substr(0, c.bytes);
+    text.remove_prefix(c.bytes);
+  }
+  waiting_.erase(0, waiting_.size() - text.size());
+  return out;
+}
+
+std::string TerminalText::finish() {
+  std::string out;
+  for (size_t i = 0; i < waiting_.size(); ++i) out += "\uFFFD";
+  waiting_.clear();
+  return out;
 }
 
 }  // namespace roformer

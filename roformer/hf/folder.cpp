@@ -1,17 +1,10 @@
 #include "roformer/hf/folder.h"
 
-#include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "roformer/core/display.h"
-#include "roformer/core/error.h"
-#include "roformer/core/files.h"
-#include "roformer/core/json_file.h"
-#include "roformer/hf/pickle.h"
+#include "roformer/hf/config_json.h"
 
 namespace roformer {
 namespace {
@@ -19,191 +12,25 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr size_t max_config_bytes = 4 << 20;
-constexpr size_t max_index_bytes = 64 << 20;
-
 // --- config.json
 // ---------------------------------------------------------------------------------------------------
 
-struct HfActivation {
-  std::string_view name;
-  Activation activation;
-};
-/// Names of transformers' ACT2FN; the first of each activation is the one that save_hf writes.
-constexpr HfActivation hf_activations[] = {
-    {"gelu", Activation::gelu},          {"gelu_python", Activation::gelu},
-    {"gelu_new", Activation::gelu_tanh}, {"gelu_pytorch_tanh", Activation::gelu_tanh},
-    {"relu", Activation::relu},          {"silu", Activation::silu},
-    {"swish", Activation::silu},         {"tanh", Activation::tanh},
-};
-
-/// Keys that do not change what these models compute from token ids.
-constexpr std::string_view harmless_keys[] = {"architectures",
-                                              "bad_words_ids",
-                                              "begin_suppress_tokens",
-                                              "bos_token_id",
-                                              "chunk_size_feed_forward",
-                                              "decoder_start_token_id",
-                                              "directionality",
-                                              "diversity_penalty",
-                                              "do_sample",
-                                              "dtype",
-                                              "early_stopping",
-                                              "encoder_no_repeat_ngram_size",
-                                              "eos_token_id",
-                                              "exponential_decay_length_penalty",
-                                              "finetuning_task",
-                                              "forced_bos_token_id",
-                                              "forced_eos_token_id",
-                                              "gradient_checkpointing",
-                                              "label2id",
-                                              "language",
-                                              "length_penalty",
-                                              "max_length",
-                                              "min_length",
-                                              "mask_token_id",
-                                              "model_max_length",
-                                              "name",
-                                              "no_repeat_ngram_size",
-                                              "num_beam_groups",
-                                              "num_beams",
-                                              "num_return_sequences",
-                                              "output_attentions",
-                                              "output_hidden_states",
-                                              "output_past",
-                                              "output_scores",
-                                              "pooler_activation",
-                                              "pooler_fc_size",
-                                              "pooler_num_attention_heads",
-                                              "pooler_num_fc_layers",
-                                              "pooler_size_per_head",
-                                              "pooler_type",
-                                              "prefix",
-                                              "remove_invalid_values",
-                                              "repetition_penalty",
-                                              "return_dict",
-                                              "return_dict_in_generate",
-                                              "sep_token_id",
-                                              "cls_token_id",
-                                              "unk_token_id",
-                                              "suppress_tokens",
-                                              "task_specific_params",
-                                              "temperature",
-                                              "tf_legacy_loss",
-                                              "tokenizer_class",
-                                              "top_k",
-                                              "top_p",
-                                              "torch_dtype",
-                                              "torchscript",
-                                              "transformers_version",
-                                              "typical_p",
-                                              "use_bfloat16",
-                                              "use_cache",
-                                              "vocab_file"};
-
-/// Keys of what is not implemented: accepted where they say "no".
-constexpr std::string_view refused_keys[] = {
-    "add_cross_attention", "cross_attention_hidden_size", "is_decoder",         "is_encoder_decoder",
-    "pruned_heads",        "quantization_config",         "tie_encoder_decoder"};
-
-bool says_no(const Json& value) {
-  return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
-         (value.is_number() && value.get<double>() == 0.0) ||
-         ((value.is_array() || value.is_object() || value.is_string()) && value.empty()) ||
-         (value.is_string() && value.get_ref<const std::string&>().empty());
-}
-
-/// Typed access to config.json; remembers which keys were read.
-class HfConfig : public JsonFile {
- public:
-  explicit HfConfig(const fs::path& path) : JsonFile(path, max_config_bytes) {}
-
-  /// The value, or null where the key is absent; either way it counts as known.
-  const Json& get(const char* key) {
-    known_.insert(key);
-    static const Json null;
-    const Json* found = find(key);
-    return found ? *found : null;
-  }
-  int64_t integer(const char* key, int64_t missing, int64_t least, int64_t most) {
-    const Json& value = get(key);
-    if (value.is_null()) return missing;
-    const bool fits =
-        value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= INT64_MAX);
-    if (!fits || value.get<int64_t>() < least || value.get<int64_t>() > most) {
-      refuse("'{}' must be an integer from {} to {}", key, least, most);
-    }
-    return value.get<int64_t>();
-  }
-  double number(const char* key, double missing, double least, double most) {
-    const Json& value = get(key);
-    if (value.is_null()) return missing;
-    if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most)) {
-      refuse("'{}' must be a number from {} to {}", key, least, most);
-    }
-    return value.get<double>();
-  }
-  bool boolean(const char* key, bool missing) {
-    const Json& value = get(key);
-    if (value.is_null()) return missing;
-    if (!value.is_boolean()) refuse("'{}' must be true or false", key);
-    return value.get<bool>();
-  }
-  std::string text(const char* key, std::string_view missing) {
-    const Json& value = get(key);
-    if (value.is_null()) return std::string(missing);
-    if (!value.is_string()) refuse("'{}' must be a text", key);
-    return value.get<std::string>();
-  }
-
-  void refuse_others() {
-    for (const auto& [key, value] : values().items()) {
-      auto among = [&, name = std::string_view(key)](const auto& list) {
-        return std::find(std::begin(list), std::end(list), name) != std::end(list);
-      };
-      if (known_.count(key) || among(harmless_keys) || key.starts_with("_") || key.starts_with("summary_")) {
-        continue;
-      }
-      if (among(refused_keys)) {
-        if (!says_no(value)) refuse("'{}' is not supported", key);
-      } else if (!value.is_null()) {
-        refuse("option '{}' is not known here; remove it if the model computes the same without it",
-               shown(key));
-      }
-    }
-  }
-
- private:
-  std::set<std::string, std::less<>> known_;
-};
-
-/// The first class name of "architectures", or nothing.
-std::string architecture(HfConfig& config) {
-  const Json& list = config.get("architectures");
-  if (list.is_null()) return {};
-  if (!list.is_array()) config.refuse("'architectures' must be a list of texts");
-  for (const Json& name : list) {
-    if (!name.is_string()) config.refuse("'architectures' must be a list of texts");
-  }
-  return list.empty() ? std::string() : list[0].get<std::string>();
+int64_t config_length(HfConfig& config, HfFamily family) {
+  return config.integer("max_position_embeddings", hf_max_length(family), 1, 1 << 22);
 }
 
 HfFamily config_family(HfConfig& config) {
-  std::string type = config.text("model_type", "");
-  if (type.empty()) {  // the first BERT files: transformers then goes by the name of the folder
-    const std::string class_name = architecture(config);
-    if (class_name.starts_with("BertFor") || class_name == "BertModel") type = "bert";
-    if (class_name.starts_with("RoFormer")) type = "roformer";
-    if (type.empty()) config.refuse("'model_type' is missing; add \"model_type\": \"bert\" or \"roformer\"");
+  const std::string type = config.model_type();
+  for (const auto& [family, name] : enum_names(HfFamily{})) {
+    if (type == name) return family;
   }
-  if (type == "bert") return HfFamily::bert;
-  if (type == "roformer") return HfFamily::roformer;
-  config.refuse("model_type '{}' is not supported; 'bert' and 'roformer' are", shown(type));
+  if (type == "llama") config.refuse("model_type 'llama' is a language model, and an encoder is needed here");
+  config.refuse("model_type '{}' is not supported; 'bert', 'nezha' and 'roformer' are", shown(type));
 }
 
-/// Options of the encoder; defaults are those of transformers' BertConfig and RoFormerConfig.
+/// Options of the encoder; defaults are those of transformers' BertConfig, RoFormerConfig and NezhaConfig.
 EncoderOptions config_encoder(HfConfig& config, HfFamily family) {
-  const bool bert = family == HfFamily::bert;
+  const bool roformer = family == HfFamily::roformer, nezha = family == HfFamily::nezha;
   EncoderOptions o;
   o.dim = config.integer("hidden_size", 768, 1, 65536);
   o.layers = config.integer("num_hidden_layers", 12, 1, 1024);
@@ -214,30 +41,31 @@ EncoderOptions config_encoder(HfConfig& config, HfFamily family) {
   o.norm_eps = config.number("layer_norm_eps", 1e-12, 1e-30, 1.0);
   o.init_std = config.number("initializer_range", 0.02, 0.0, 1e3);
   o.segments = config.integer("type_vocab_size", 2, 1, 1 << 16);
-  o.vocab_size = config.integer("vocab_size", bert ? 30522 : 50000, 1, 1 << 24);
+  o.vocab_size = config.integer("vocab_size", roformer ? 50000 : nezha ? 21128 : 30522, 1, 1 << 24);
   const int64_t embedding = config.integer("embedding_size", o.dim, 1, 65536);
   if (embedding != o.dim) {
-    if (bert) config.refuse("'embedding_size' differs from 'hidden_size': not a BERT");
+    if (!roformer)
+      config.refuse("'embedding_size' differs from 'hidden_size': not a {}", nezha ? "NEZHA" : "BERT");
     o.embedding = embedding;
   }
-  const std::string name = config.text("hidden_act", "gelu");
-  const auto* activation = std::find_if(std::begin(hf_activations), std::end(hf_activations),
-                                        [&](const HfActivation& a) { return a.name == name; });
-  if (activation == std::end(hf_activations)) {
-    config.refuse(
-        "hidden_act '{}' is not supported; gelu, gelu_new, gelu_pytorch_tanh, relu, silu and tanh are",
-        shown(name));
-  }
-  o.activation = activation->activation;
+  o.activation = config.activation("hidden_act", "gelu");
   if (const std::string type = config.text("position_embedding_type", "absolute"); type != "absolute") {
     config.refuse("position_embedding_type '{}' is not supported; 'absolute' is", shown(type));
   }
-  const int64_t length = config.integer("max_position_embeddings", bert ? 512 : 1536, 1, 1 << 22);
-  if (bert) {
-    o.positions = {LearnedOptions{.max_length = length, .init_std = o.init_std}};
-    if (!says_no(config.get("rotary_value"))) config.refuse("'rotary_value' does not belong to a BERT");
+  const bool rotary_value = config.boolean("rotary_value", false);
+  if (roformer) {
+    o.positions = {RotaryOptions{.values = rotary_value}};
+    return o;
+  }
+  if (rotary_value) config.refuse("'rotary_value' does not belong to a {}", nezha ? "NEZHA" : "BERT");
+  if (nezha) {
+    o.positions = {NezhaOptions{.max_distance = config.integer("max_relative_position", 64, 1, 1 << 20)}};
+    // Files of the first implementation say it; its other models have a table of positions.
+    if (!config.boolean("use_relative_position", true)) {
+      config.refuse("'use_relative_position' is false: not a NEZHA with relative positions");
+    }
   } else {
-    o.positions = {RotaryOptions{.values = config.boolean("rotary_value", false)}};
+    o.positions = {LearnedOptions{.max_length = config_length(config, family), .init_std = o.init_std}};
   }
   return o;
 }
@@ -277,99 +105,19 @@ std::string current_name(std::string name, HfFamily family) {
     }
   }
   for (const std::string_view bare : {"embeddings.", "embeddings_project.", "encoder.", "pooler."}) {
-    if (name.starts_with(bare)) return std::string(hf_prefix(family)) + name;
+    if (name.starts_with(bare)) return hf_prefix(family) + name;
   }
   return name;
 }
 
-class HfWeightsReader {
- public:
-  HfWeightsReader(fs::path folder, HfFamily family) : folder_(std::move(folder)), family_(family) {}
-
-  std::map<std::string, HfTensor, std::less<>> read() {
-    if (exists("model.safetensors")) {
-      add_safetensors("model.safetensors");
-    } else if (exists("model.safetensors.index.json")) {
-      add_index("model.safetensors.index.json", &HfWeightsReader::add_safetensors);
-    } else if (exists("pytorch_model.bin")) {
-      add_pickle("pytorch_model.bin");
-    } else if (exists("pytorch_model.bin.index.json")) {
-      add_index("pytorch_model.bin.index.json", &HfWeightsReader::add_pickle);
-    } else {
-      fail("{}: no weights here; model.safetensors or pytorch_model.bin, or the index of its parts, is read",
-           folder_.string());
-    }
-    return std::move(weights_);
-  }
-
- private:
-  bool exists(const char* name) const { return fs::is_regular_file(folder_ / name); }
-
-  void add(const std::string& stored, HfTensor tensor) {
-    tensor.stored_name = stored;
-    const auto [at, added] = weights_.emplace(current_name(stored, family_), std::move(tensor));
-    if (!added) {
-      fail("{}: '{}' and '{}' are the same tensor", folder_.string(), shown(at->second.stored_name),
-           shown(stored));
-    }
-  }
-  void add_safetensors(const std::string& name) {
-    const SafetensorsFile file(folder_ / name);
-    for (const SafetensorsEntry& entry : file.entries()) {
-      add(entry.name, {entry.dtype, entry.shape, {}, [file, key = entry.name] { return file.tensor(key); }});
-    }
-  }
-  void add_pickle(const std::string& name) {
-    const PickleFile file(folder_ / name);
-    for (const auto& [key, entry] : file.entries()) {
-      add(key, {entry.dtype, entry.shape, {}, [file, key = key] { return file.tensor(key); }});
-    }
-  }
-  void add_index(const char* name, void (HfWeightsReader::*add_file)(const std::string&)) {
-    const fs::path path = folder_ / name;
-    const JsonFile index(path, max_index_bytes);
-    const Json* map = index.find("weight_map");
-    if (!map || !map->is_object()) index.refuse("'weight_map' is missing");
-    std::set<std::string> files;
-    for (const auto& [key, file] : map->items()) {
-      if (!file.is_string()) index.refuse("the file of '{}' is no text", shown(key));
-      const std::string part = file.get<std::string>();
-      if (part.empty() || part.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos ||
-          part == "..") {
-        index.refuse("'{}' is no file of this folder", shown(part));
-      }
-      files.insert(part);
-    }
-    for (const std::string& file : files) (this->*add_file)(file);
-    std::vector<std::string> absent;
-    for (const auto& [key, file] : map->items()) {
-      if (!weights_.count(current_name(key, family_))) absent.push_back("'" + shown(key) + "'");
-    }
-    if (!absent.empty()) fail("{}: not in the files: {}", path.string(), fmt::join(absent, ", "));
-  }
-
-  fs::path folder_;
-  HfFamily family_;
-  std::map<std::string, HfTensor, std::less<>> weights_;
-};
-
-/// A damaged config.json must not ask for memory that no weights fill.
-void check_size(const HfFolder& folder) {
+/// Parameters that config.json promises.
+double described_size(const HfFolder& folder) {
   const EncoderOptions& o = folder.encoder;
   auto real = [](int64_t n) { return static_cast<double>(n); };
   double described = real(o.vocab_size + o.segments) * real(o.embedding_dim()) +
                      real(o.layers) * (4.0 * real(o.dim) + 2.0 * real(o.ffn)) * real(o.dim);
   if (folder.family == HfFamily::bert) described += real(folder.max_length) * real(o.dim);
-  double stored = 0;
-  for (const auto& [name, tensor] : folder.weights) {
-    double elements = 1;
-    for (const int64_t size : tensor.shape) elements *= real(size);
-    stored += elements;
-  }
-  if (described > 4 * stored + 1e6) {
-    fail("{}: config.json describes a model of {:.0f} parameters, the weights have {:.0f}",
-         folder.path.string(), described, stored);
-  }
+  return described;
 }
 
 // --- Models
@@ -410,12 +158,10 @@ HfModelView view_model(const torch::nn::Module& model) {
   return view;
 }
 
-HeadKind kind_of(HfFamily family) { return family == HfFamily::bert ? HeadKind::bert : HeadKind::roformer; }
-
 /// The name in the folder; empty where the family has none.
 std::string name_in_family(const std::string& ours, const HfModelView& view, HfFamily family) {
   if (view.head == HeadType::classifier && ours.starts_with("head.") &&
-      view.classifier.kind != kind_of(family)) {
+      view.classifier.kind != hf_head_kind(family)) {
     return {};
   }
   return hf_name(ours, family, view.head);
@@ -464,19 +210,6 @@ std::string sinusoid_problem(const HfTensor& stored, const std::string& name, in
       difference);
 }
 
-std::string activation_name(Activation activation) {
-  for (const HfActivation& known : hf_activations) {
-    if (known.activation == activation) return std::string(known.name);
-  }
-  TORCH_CHECK(false, "no name for this activation");
-}
-
-/// The `type` of the alternative that a choice holds.
-template <class... T>
-std::string_view alternative_name(const std::variant<T...>& choice) {
-  return std::visit([](const auto& x) { return std::decay_t<decltype(x)>::type; }, choice);
-}
-
 /// Options that shapes do not show.
 std::vector<std::string> option_problems(const EncoderOptions& ours, const EncoderOptions& theirs) {
   std::vector<std::string> problems;
@@ -485,7 +218,7 @@ std::vector<std::string> option_problems(const EncoderOptions& ours, const Encod
   };
   compare("layers", ours.layers, theirs.layers);
   compare("heads", ours.heads, theirs.heads);
-  compare("activation", activation_name(ours.activation), activation_name(theirs.activation));
+  compare("activation", hf_activation_name(ours.activation), hf_activation_name(theirs.activation));
   compare("norm_eps", ours.norm_eps, theirs.norm_eps);
   if (ours.norm != theirs.norm) problems.push_back("model.norm is pre, the folder's post");
   auto type = [](const EncoderOptions& o) {
@@ -497,6 +230,10 @@ std::vector<std::string> option_problems(const EncoderOptions& ours, const Encod
   };
   compare("positions", type(ours), type(theirs));
   compare("attention", alternative_name(ours.attention), alternative_name(theirs.attention));
+  if (type(ours) == "nezha" && type(theirs) == "nezha") {
+    compare("positions.max_distance", std::get<NezhaOptions>(ours.positions[0]).max_distance,
+            std::get<NezhaOptions>(theirs.positions[0]).max_distance);
+  }
   if (type(ours) == "rotary" && type(theirs) == "rotary") {
     const auto& a = std::get<RotaryOptions>(ours.positions[0]);
     const auto& b = std::get<RotaryOptions>(theirs.positions[0]);
@@ -511,17 +248,16 @@ std::vector<std::string> option_problems(const EncoderOptions& ours, const Encod
   return problems;
 }
 
-/// Tensors that say nothing that the rest does not say.
+/// Tensors that say nothing that the rest does not say; names without the family's prefix.
 bool is_redundant(std::string_view name) {
-  return name == "bert.embeddings.position_ids" || name == "roformer.embeddings.position_ids" ||
-         name == "roformer.encoder.embed_positions.weight" || name == "cls.predictions.decoder.weight" ||
-         name == "cls.predictions.decoder.bias";
+  return name == "embeddings.position_ids" || name == "encoder.embed_positions.weight" ||
+         name == "cls.predictions.decoder.weight" || name == "cls.predictions.decoder.bias" ||
+         name.ends_with("relative_positions_encoding.positions_encoding");
 }
 
 bool is_other_head(std::string_view name) {
-  for (const std::string_view start :
-       {"cls.predictions.", "cls.seq_relationship.", "bert.pooler.", "roformer.pooler.", "classifier.",
-        "qa_outputs.", "sequence_summary."}) {
+  for (const std::string_view start : {"cls.predictions.", "cls.seq_relationship.", "pooler.", "classifier.",
+                                       "qa_outputs.", "sequence_summary."}) {
     if (name.starts_with(start)) return true;
   }
   return false;
@@ -530,15 +266,12 @@ bool is_other_head(std::string_view name) {
 }  // namespace
 
 HfFolder open_hf(const fs::path& path) {
-  if (!fs::is_directory(path)) fail("{}: no such folder", path.string());
-  if (!fs::is_regular_file(path / "config.json")) fail("{}: no config.json here", path.string());
-  HfConfig config(path / "config.json");
+  HfConfig config(path);
   HfFolder folder;
   folder.path = path;
   folder.family = config_family(config);
   folder.encoder = config_encoder(config, folder.family);
-  folder.max_length =
-      config.integer("max_position_embeddings", folder.family == HfFamily::bert ? 512 : 1536, 1, 1 << 22);
+  folder.max_length = config_length(config, folder.family);
   folder.pad_token = config.integer("pad_token_id", 0, -1, 1 << 24);
   folder.tied = config.boolean("tie_word_embeddings", true);
   const std::vector<std::string> labels = config_labels(config);
@@ -547,11 +280,13 @@ HfFolder open_hf(const fs::path& path) {
       problem != "multi_label_classification") {
     config.refuse("problem_type '{}' is not known", shown(problem));
   }
-  const Json& classifier_dropout = config.get("classifier_dropout");
-  if (folder.family == HfFamily::bert && !classifier_dropout.is_null()) {
+  // Absent, it is 0.1 in a NEZHA; null is the encoder's.
+  if (folder.family != HfFamily::roformer && !config.get("classifier_dropout").is_null()) {
     folder.classifier.dropout = config.number("classifier_dropout", 0.0, 0.0, 0.99);
+  } else if (folder.family == HfFamily::nezha && !config.has("classifier_dropout")) {
+    folder.classifier.dropout = 0.1;
   }
-  const std::string class_name = architecture(config);
+  const std::string class_name = config.architecture();
   config.refuse_others();
   try {
     validate(folder.encoder);
@@ -559,13 +294,14 @@ HfFolder open_hf(const fs::path& path) {
     config.refuse("{}", error.what());
   }
 
-  folder.weights = HfWeightsReader(path, folder.family).read();
-  check_size(folder);
+  folder.weights =
+      read_hf_weights(path, [&](const std::string& name) { return current_name(name, folder.family); });
+  check_hf_size(path, described_size(folder), folder.weights);
   const auto token = folder.weights.find(hf_name("encoder.token.weight", folder.family));
   if (token != folder.weights.end() && at::isFloatingType(token->second.dtype))
     folder.dtype = token->second.dtype;
 
-  folder.classifier.kind = kind_of(folder.family);
+  folder.classifier.kind = hf_head_kind(folder.family);
   const auto output = folder.weights.find(hf_name("head.output.weight", folder.family, HeadType::classifier));
   // Heads for tokens or choices have the same names.
   const bool sequences =
@@ -580,8 +316,8 @@ HfFolder open_hf(const fs::path& path) {
   } else if (folder.weights.count("cls.predictions.transform.dense.weight")) {
     folder.head = HeadType::mlm;
   }
-  folder.pooler = folder.family == HfFamily::bert && folder.head != HeadType::classifier &&
-                  folder.weights.count("bert.pooler.dense.weight") > 0;
+  folder.pooler = folder.family != HfFamily::roformer && folder.head != HeadType::classifier &&
+                  folder.weights.count(hf_name("pooler.weight", folder.family)) > 0;
   // Without an own decoder in the file there is nothing to be untied.
   if (folder.head != HeadType::mlm) folder.tied = true;
   return folder;
@@ -590,76 +326,32 @@ HfFolder open_hf(const fs::path& path) {
 HfReport load_hf(torch::nn::Module& model, const HfFolder& folder) {
   const HfModelView view = view_model(model);
   std::vector<std::string> problems = option_problems(view.encoder->options(), folder.encoder);
-  HfReport report;
-  struct Match {
-    torch::Tensor parameter;
-    const HfTensor* stored;
-  };
-  struct Absent {
-    std::string group, name;
-  };
-  std::vector<Match> matches;
-  std::vector<Absent> absent;
-  std::set<std::string> present_groups;
-  std::set<std::string, std::less<>> used;
-  for (const auto& item : model.named_parameters()) {
-    const std::string ours = view.prefix + item.key();
-    const std::string name = name_in_family(ours, view, folder.family);
-    const std::string group = optional_group(ours, view);
-    auto found = name.empty() ? folder.weights.end() : folder.weights.find(name);
-    if (found == folder.weights.end() && name == "cls.predictions.bias") {
-      found = folder.weights.find("cls.predictions.decoder.bias");
-    }
-    if (found == folder.weights.end()) {
-      absent.push_back({group, name.empty() ? ours : name});
-      continue;
-    }
-    present_groups.insert(group);
-    used.insert(found->first);
-    const HfTensor& stored = found->second;
-    if (!at::isFloatingType(stored.dtype)) {
-      problems.push_back(fmt::format("'{}' holds no floating-point numbers", stored.stored_name));
-    } else if (item.value().sizes() != torch::IntArrayRef(stored.shape)) {
-      problems.push_back(fmt::format("'{}' is [{}], not [{}]", shown(stored.stored_name),
-                                     fmt::join(stored.shape, ", "), fmt::join(item.value().sizes(), ", ")));
-    } else {
-      matches.push_back({item.value(), &stored});
-    }
-  }
-  for (const Absent& a : absent) {
-    if (a.group.empty() || present_groups.count(a.group)) {
-      problems.push_back(fmt::format("'{}' is missing", a.name));
-    } else {
-      report.fresh.push_back(a.name);
-    }
-  }
   if (view.head == HeadType::mlm && folder.head == HeadType::mlm && view.tied && !folder.tied) {
     problems.push_back(
         "the folder's decoder is not tied to the embeddings ('tie_word_embeddings'), the model's is");
   }
-  for (const auto& [name, tensor] : folder.weights) {
-    if (used.count(name)) continue;
-    if (is_redundant(name)) {
-      if (name != "roformer.encoder.embed_positions.weight" || folder.family != HfFamily::roformer) continue;
+  std::vector<HfParameter> parameters;
+  for (const auto& item : model.named_parameters()) {
+    const std::string ours = view.prefix + item.key();
+    std::string name = name_in_family(ours, view, folder.family);
+    const std::string other = "cls.predictions.decoder.bias";
+    if (name == "cls.predictions.bias" && !folder.weights.count(name) && folder.weights.count(other))
+      name = other;
+    parameters.push_back({ours, std::move(name), item.value(), optional_group(ours, view)});
+  }
+  const std::string prefix = hf_prefix(folder.family);
+  auto leftover = [&](const std::string& name, const HfTensor& tensor, std::vector<std::string>& found) {
+    const std::string_view inner =
+        std::string_view(name).substr(name.starts_with(prefix) ? prefix.size() : 0);
+    if (!is_redundant(inner)) return is_other_head(inner) ? HfLeftover::unused : HfLeftover::unexpected;
+    if (folder.family == HfFamily::roformer && inner == "encoder.embed_positions.weight") {
       const EncoderOptions& o = view.encoder->options();
-      if (std::string problem = sinusoid_problem(tensor, name, o.dim / o.heads); !problem.empty()) {
-        problems.push_back(std::move(problem));
-      }
-    } else if (is_other_head(name)) {
-      report.unused.push_back(name);
-    } else {
-      problems.push_back(fmt::format("'{}' is unexpected", shown(tensor.stored_name)));
+      std::string problem = sinusoid_problem(tensor, name, o.dim / o.heads);
+      if (!problem.empty()) found.push_back(std::move(problem));
     }
-  }
-  if (!problems.empty()) {
-    fail("{}: does not fit the model: {}", folder.path.string(), fmt::join(problems, "; "));
-  }
-  torch::NoGradGuard no_grad;
-  for (const Match& match : matches) {
-    torch::Tensor parameter = match.parameter;
-    parameter.copy_(match.stored->read());
-  }
-  return report;
+    return HfLeftover::redundant;
+  };
+  return load_hf_weights(folder.path.string(), folder.weights, parameters, std::move(problems), leftover);
 }
 
 void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file) {
@@ -684,24 +376,27 @@ Pretrained load_pretrained(const HfFolder& folder, HfReport* report) {
 }
 
 HfFamily hf_family_of(const EncoderOptions& o) {
+  constexpr std::string_view families = "Hugging Face's BERT, NEZHA and RoFormer";
   if (o.norm != NormPlacement::post) {
-    fail("Hugging Face's BERT and RoFormer have no pre-norm blocks; only model.norm: post can be written");
+    fail("{} have no pre-norm blocks; only model.norm: post can be written", families);
   }
   if (!std::holds_alternative<SoftmaxAttention>(o.attention)) {
-    fail("Hugging Face's BERT and RoFormer have softmax attention; model.attention: {} cannot be written",
+    fail("{} have softmax attention; model.attention: {} cannot be written", families,
          alternative_name(o.attention));
   }
   if (o.positions.size() != 1) {
-    fail("Hugging Face's BERT and RoFormer have one position encoding; {} cannot be written",
-         o.positions.size());
+    fail("{} have one position encoding; {} cannot be written", families, o.positions.size());
   }
-  if (std::holds_alternative<LearnedOptions>(o.positions[0])) {
-    if (o.embedding_dim() != o.dim) fail("Hugging Face's BERT has no model.embedding other than model.dim");
-    return HfFamily::bert;
+  const bool nezha = std::holds_alternative<NezhaOptions>(o.positions[0]);
+  if (nezha || std::holds_alternative<LearnedOptions>(o.positions[0])) {
+    if (o.embedding_dim() != o.dim) {
+      fail("Hugging Face's {} has no model.embedding other than model.dim", nezha ? "NEZHA" : "BERT");
+    }
+    return nezha ? HfFamily::nezha : HfFamily::bert;
   }
   const auto* rotary = std::get_if<RotaryOptions>(&o.positions[0]);
   if (!rotary) {
-    fail("Hugging Face's BERT has learned positions and its RoFormer rotary ones; no other can be written");
+    fail("{} have learned, nezha and rotary positions; no other can be written", families);
   }
   if (rotary->layout != RotaryLayout::interleaved || rotary->base != 10000.0 || rotary->trainable ||
       !std::holds_alternative<NoScaling>(rotary->scaling) ||
@@ -718,21 +413,23 @@ HfReport save_hf(const fs::path& path, const torch::nn::Module& model, const HfS
   const HfModelView view = view_model(model);
   const EncoderOptions& o = view.encoder->options();
   const HfFamily family = hf_family_of(o);
-  const bool bert = family == HfFamily::bert;
+  const bool roformer = family == HfFamily::roformer;
+  const std::string class_name = roformer ? "RoFormer" : family == HfFamily::nezha ? "Nezha" : "Bert";
+  const int64_t max_length = options.max_length.value_or(hf_max_length(family));
   // An encoding passed to the constructor is not what the options say.
   const auto children = view.encoder->named_children();
   const auto* encoding = children["positions"]->as<PositionEncodingImpl>();
-  if (!encoding || encoding->name() != (bert ? LearnedOptions::type : RotaryOptions::type)) {
+  if (!encoding || encoding->name() != alternative_name(o.positions[0])) {
     fail("a position encoding from outside cannot be written in Hugging Face's format");
   }
-  if (view.head == HeadType::classifier && view.classifier.kind != kind_of(family)) {
+  if (view.head == HeadType::classifier && view.classifier.kind != hf_head_kind(family)) {
     fail("Hugging Face's {} has its own classification head; fine-tune with head: {} to write this model",
-         bert ? "BERT" : "RoFormer", bert ? "bert" : "roformer");
+         class_name, enum_name(hf_head_kind(family)));
   }
 
   HfReport report;
   std::vector<std::pair<std::string, torch::Tensor>> tensors;
-  const std::string prefix(hf_prefix(family));
+  const std::string prefix = hf_prefix(family);
   auto add = [&](std::string name, const torch::Tensor& tensor) {
     // As transformers does: an encoder alone is written without the prefix.
     if (view.head == HeadType::none && name.starts_with(prefix)) name.erase(0, prefix.size());
@@ -752,38 +449,36 @@ HfReport save_hf(const fs::path& path, const torch::nn::Module& model, const HfS
   if (o.segments == 0) {
     add(hf_name("encoder.segment.weight", family), torch::zeros({segments, o.embedding_dim()}));
   }
-  if (!bert) {
-    add(prefix + "encoder.embed_positions.weight", sinusoid_table(options.max_length, o.dim / o.heads));
+  if (roformer) {
+    add(prefix + "encoder.embed_positions.weight", sinusoid_table(max_length, o.dim / o.heads));
   }
 
   Json config;
-  const std::string class_name = bert ? "Bert" : "RoFormer";
   config["architectures"] = {class_name + (view.head == HeadType::mlm          ? "ForMaskedLM"
                                            : view.head == HeadType::classifier ? "ForSequenceClassification"
                                                                                : "Model")};
-  config["model_type"] = bert ? "bert" : "roformer";
+  config["model_type"] = enum_name(family);
   config["vocab_size"] = o.vocab_size;
   config["hidden_size"] = o.dim;
   config["num_hidden_layers"] = o.layers;
   config["num_attention_heads"] = o.heads;
   config["intermediate_size"] = o.ffn;
-  config["hidden_act"] = activation_name(o.activation);
+  config["hidden_act"] = hf_activation_name(o.activation);
   config["hidden_dropout_prob"] = o.dropout;
   config["attention_probs_dropout_prob"] = o.attention_dropout.value_or(o.dropout);
   config["layer_norm_eps"] = o.norm_eps;
   config["initializer_range"] = o.init_std;
   config["type_vocab_size"] = segments;
   config["pad_token_id"] = options.pad_token;
-  config["torch_dtype"] = options.dtype == at::kHalf       ? "float16"
-                          : options.dtype == at::kBFloat16 ? "bfloat16"
-                          : options.dtype == at::kDouble   ? "float64"
-                                                           : "float32";
-  if (bert) {
-    config["position_embedding_type"] = "absolute";
-    config["max_position_embeddings"] = std::get<LearnedOptions>(o.positions[0]).max_length;
-  } else {
+  config["torch_dtype"] = hf_dtype_name(options.dtype);
+  const auto* learned = std::get_if<LearnedOptions>(&o.positions[0]);
+  config["max_position_embeddings"] = learned ? learned->max_length : max_length;
+  if (learned) config["position_embedding_type"] = "absolute";
+  if (const auto* nezha = std::get_if<NezhaOptions>(&o.positions[0])) {
+    config["max_relative_position"] = nezha->max_distance;
+  }
+  if (roformer) {
     config["embedding_size"] = o.embedding_dim();
-    config["max_position_embeddings"] = options.max_length;
     config["rotary_value"] = std::get<RotaryOptions>(o.positions[0]).values;
   }
   if (!view.tied) config["tie_word_embeddings"] = false;
@@ -799,16 +494,11 @@ HfReport save_hf(const fs::path& path, const torch::nn::Module& model, const HfS
       config["label2id"][name] = i;
     }
     if (!options.problem_type.empty()) config["problem_type"] = options.problem_type;
-    if (bert)
+    if (!roformer)
       config["classifier_dropout"] = view.classifier.dropout ? Json(*view.classifier.dropout) : Json();
   }
 
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail("cannot create {}: {}", path.string(), error.message());
-  save_safetensors(path / "model.safetensors", tensors, {{"format", "pt"}});
-  write_file_atomically(path / "config.json",
-                        config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_hf_folder(path, config, tensors);
   return report;
 }
 

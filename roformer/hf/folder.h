@@ -1,25 +1,18 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
-#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "roformer/hf/names.h"
+#include "roformer/hf/weights.h"
 
-// Folders of Hugging Face's BERT and RoFormer: config.json and weights (transformers: models/bert,
-// models/roformer). Tokenizer files are not looked at here.
+// Folders of Hugging Face's BERT, RoFormer and NEZHA: config.json and weights (transformers: models/bert,
+// models/roformer, models/deprecated/nezha). Tokenizer files are not looked at here. Language models are in
+// llama.h.
 
 namespace roformer {
-
-/// One tensor of a folder. `read` gives an owning copy on the CPU, dtype as stored.
-struct HfTensor {
-  at::ScalarType dtype;
-  std::vector<int64_t> shape;
-  std::string stored_name;
-  std::function<torch::Tensor()> read;
-};
 
 struct HfFolder : PretrainedOptions {
   std::filesystem::path path;
@@ -29,8 +22,8 @@ struct HfFolder : PretrainedOptions {
   int64_t max_length = 0;    ///< max_position_embeddings
   int64_t pad_token = 0;
   at::ScalarType dtype = at::kFloat;  ///< of the token embedding in the file
-  /// By the name that transformers gives them today: with "bert." or "roformer.", `weight` for `gamma`.
-  std::map<std::string, HfTensor, std::less<>> weights;
+  /// By the name that transformers gives them today: with "bert." and so on, `weight` for `gamma`.
+  HfWeights weights;
 };
 
 /// Reads config.json and the headers of the weights: model.safetensors, its index of shards,
@@ -38,12 +31,6 @@ struct HfFolder : PretrainedOptions {
 /// of transformers. Error for another `model_type`, for an option that changes the computation and that we do
 /// not have, for a key that we do not know (never ignored), and for weights that cannot be read.
 HfFolder open_hf(const std::filesystem::path& folder);
-
-/// What did not match one to one; names as in transformers.
-struct HfReport {
-  std::vector<std::string> fresh;   ///< in the model, not in the folder: left as initialised
-  std::vector<std::string> unused;  ///< in the folder, without a place in the model: not read
-};
 
 /// Copies the weights into an Encoder, MaskedLm, SequenceClassifier or Pretrained, cast to the dtype of its
 /// parameters. A head may be absent from the folder as a whole (fresh), and the folder may have heads that
@@ -59,19 +46,22 @@ void load_hf_mlm(MaskedLmImpl& model, const SafetensorsFile& file);
 /// A model for all that the folder holds, loaded. `report`: what had no place (next-sentence head, ...).
 Pretrained load_pretrained(const HfFolder& folder, HfReport* report = nullptr);
 
+/// Longest sequence of transformers' models where config.json does not say.
+constexpr int64_t hf_max_length(HfFamily family) { return family == HfFamily::roformer ? 1536 : 512; }
+
 struct HfSaveOptions {
   at::ScalarType dtype = at::kFloat;  ///< of the stored tensors: HfFolder::dtype gives back what was read
   std::vector<std::string> label_names = {};  ///< of a classifier; empty = LABEL_0, ...
   std::string problem_type = {};              ///< empty = left to the number of labels
-  int64_t max_length = 1536;  ///< longest sequence of a RoFormer there; BERT's table says its own
+  std::optional<int64_t> max_length = {};     ///< longest sequence there; BERT's table says its own
   int64_t pad_token = 0;
 };
 
 /// Writes config.json and model.safetensors of an Encoder, MaskedLm, SequenceClassifier or Pretrained, so
 /// that AutoModel, AutoModelForMaskedLM or AutoModelForSequenceClassification find every key they look for,
-/// and no other. Learned positions make a BERT, rotary ones a RoFormer; Error that says why for a model that
-/// has no counterpart there. `unused` of the report: tensors that the format has no place for beside the
-/// head. An encoder of BERT without a pooler opens with `add_pooling_layer=False`.
+/// and no other. Learned positions make a BERT, rotary ones a RoFormer, nezha a NEZHA; Error that says why
+/// for a model that has no counterpart there. `unused` of the report: tensors that the format has no place
+/// for beside the head. An encoder of BERT or NEZHA without a pooler opens with `add_pooling_layer=False`.
 HfReport save_hf(const std::filesystem::path& folder, const torch::nn::Module& model,
                  const HfSaveOptions& options = {});
 

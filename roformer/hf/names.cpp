@@ -27,11 +27,7 @@ constexpr std::array<NamePair, 4> mlm_names{{
     {"head.decoder", "cls.predictions.decoder.weight"},
 }};
 
-/// BERT's classifier begins with the pooler of its encoder.
-constexpr std::array<NamePair, 2> bert_classifier_names{{
-    {"head.dense.", "bert.pooler.dense."},
-    {"head.output.", "classifier."},
-}};
+constexpr std::array<NamePair, 1> bert_classifier_names{{{"head.output.", "classifier."}}};
 constexpr std::array<NamePair, 2> roformer_classifier_names{{
     {"head.dense.", "classifier.dense."},
     {"head.output.", "classifier.out_proj."},
@@ -59,11 +55,17 @@ std::string replace_prefix(std::string_view name, const Table& table) {
 
 }  // namespace
 
+std::string hf_prefix(HfFamily family) { return std::string(enum_name(family)) + "."; }
+
 std::string hf_name(std::string_view ours, HfFamily family, HeadType head) {
-  if (ours.substr(0, 5) == "head.") {
+  if (ours.starts_with("head.")) {
     if (head == HeadType::mlm) return replace_prefix(ours, mlm_names);
-    return family == HfFamily::bert ? replace_prefix(ours, bert_classifier_names)
-                                    : replace_prefix(ours, roformer_classifier_names);
+    if (family == HfFamily::roformer) return replace_prefix(ours, roformer_classifier_names);
+    // BERT's classifier begins with the pooler of its encoder.
+    constexpr std::string_view dense = "head.dense.";
+    if (ours.starts_with(dense))
+      return hf_name(std::string("pooler.").append(ours.substr(dense.size())), family);
+    return replace_prefix(ours, bert_classifier_names);
   }
   constexpr std::string_view layers = "encoder.layers.";
   std::string name;
@@ -75,14 +77,14 @@ std::string hf_name(std::string_view ours, HfFamily family, HeadType head) {
   } else {
     name = replace_prefix(ours, outer_names);
   }
-  return name.empty() ? name : std::string(hf_prefix(family)).append(name);
+  return name.empty() ? name : hf_prefix(family) + name;
 }
 
 HfFamily hf_family(const SafetensorsFile& file) {
-  for (HfFamily family : {HfFamily::bert, HfFamily::roformer}) {
+  for (const auto& [family, name] : enum_names(HfFamily{})) {
     if (file.contains(hf_name("encoder.token.weight", family))) return family;
   }
-  fail("neither 'bert.' nor 'roformer.' weights of a masked language model in this file");
+  fail("no weights of a masked language model in this file: neither 'bert.', 'roformer.' nor 'nezha.'");
 }
 
 }  // namespace roformer

@@ -1,21 +1,31 @@
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 
 #include "roformer/hf/safetensors.h"
 #include "roformer/models/pretrained.h"
 
-// Names of the tensors in Hugging Face's Bert and RoFormer models, bare, with MLM head or with classifier
-// (transformers: models/bert/modeling_bert.py, models/roformer/modeling_roformer.py).
+// Names of the tensors in Hugging Face's Bert, RoFormer and Nezha models, bare, with MLM head or with
+// classifier (transformers: models/bert/modeling_bert.py, models/roformer/modeling_roformer.py,
+// models/deprecated/nezha/modeling_nezha.py).
 
 namespace roformer {
 
-enum class HfFamily { bert, roformer };
+enum class HfFamily { bert, roformer, nezha };
+/// As `model_type` in config.json.
+inline auto enum_names(HfFamily) {
+  return std::array<std::pair<HfFamily, std::string_view>, 3>{
+      {{HfFamily::bert, "bert"}, {HfFamily::roformer, "roformer"}, {HfFamily::nezha, "nezha"}}};
+}
 
-/// What the names of an encoder's tensors begin with.
-constexpr std::string_view hf_prefix(HfFamily family) {
-  return family == HfFamily::bert ? "bert." : "roformer.";
+/// What the names of an encoder's tensors begin with: "bert.".
+std::string hf_prefix(HfFamily family);
+
+/// NEZHA's classifier is BERT's.
+constexpr HeadKind hf_head_kind(HfFamily family) {
+  return family == HfFamily::roformer ? HeadKind::roformer : HeadKind::bert;
 }
 
 /// The Hugging Face name of a parameter of MaskedLm, SequenceClassifier or Pretrained, whose `head` says what

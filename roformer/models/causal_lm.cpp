@@ -106,4 +106,18 @@ torch::Tensor CausalLmImpl::logits(const torch::Tensor& hidden) {
   return output_ ? output_(hidden) : torch::matmul(hidden, token_->weight.t());
 }
 
+NextLogits next_logits(CausalLm model, bool cached) {
+  return [model, cached, state = CausalState(), all = torch::Tensor()](const torch::Tensor& tokens) mutable {
+    const torch::NoGradGuard no_grad;
+    torch::Tensor hidden;
+    if (cached) {
+      hidden = model->hidden(tokens, {}, &state);
+    } else {
+      all = all.defined() ? torch::cat({all, tokens}, 1) : tokens;
+      hidden = model->hidden(all);
+    }
+    return model->logits(hidden.select(1, -1));
+  };
+}
+
 }  // namespace roformer

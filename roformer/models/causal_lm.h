@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "roformer/eval/search.h"
 #include "roformer/nn/layers.h"
 
 namespace roformer {
@@ -97,5 +98,10 @@ class CausalLmImpl : public torch::nn::Module {
   torch::nn::Linear output_{nullptr};
 };
 TORCH_MODULE(CausalLm);
+
+/// The model as decoding sees it. Keeps a state, so that a call costs what its own tokens cost; without
+/// `cached` every call reads all tokens anew, which gives the same (a deeper layer under dynamic NTK scaling
+/// excepted: its theta follows the length). No gradients; eval mode is the caller's to set.
+NextLogits next_logits(CausalLm model, bool cached = true);
 
 }  // namespace roformer

@@ -87,6 +87,12 @@ torch::Tensor cosine_features(const torch::Tensor& x) {
   return torch::constant_pad_nd(unit, {0, 1}, 1.0);
 }
 
+/// max(0, y) + epsilon in place of y. Backward needs the result alone, so there is no second tensor.
+torch::Tensor relu_features(torch::Tensor y, double epsilon) {
+  if (epsilon == 0) return y.relu_();
+  return at::hardtanh_(y.add_(epsilon), epsilon, std::numeric_limits<double>::infinity());
+}
+
 /// |y|^2 / 2 with y = x / d^(1/4): [..., 1]
 torch::Tensor half_square(const torch::Tensor& x) {
   return x.square().sum(-1, /*keepdim=*/true) * (0.5 / std::sqrt(static_cast<double>(x.size(-1))));
@@ -182,8 +188,7 @@ torch::Tensor FeatureMapImpl::query(const torch::Tensor& q) {
   const auto& o = std::get<FavorFeatures>(options_);
   torch::Tensor y = favor_products(x);
   if (o.kernel == FavorKernel::relu) {
-    const torch::Tensor phi = y.relu_();
-    return o.epsilon > 0 ? phi + o.epsilon : phi;
+    return relu_features(y, o.epsilon);
   }
   // 1 / sqrt(M) goes into the exponent, which saves a tensor of the size of phi.
   torch::Tensor less = y.detach().amax(-1, /*keepdim=*/true) + 0.5 * std::log(static_cast<double>(width_));
@@ -207,8 +212,7 @@ torch::Tensor FeatureMapImpl::key(const torch::Tensor& k, const torch::Tensor& k
   const auto& o = std::get<FavorFeatures>(options_);
   torch::Tensor y = favor_products(x);
   if (o.kernel == FavorKernel::relu) {
-    const torch::Tensor phi = y.relu_();
-    return masked(o.epsilon > 0 ? phi + o.epsilon : phi, keep);
+    return masked(relu_features(y, o.epsilon), keep);
   }
   torch::Tensor less = half_square(x) + 0.5 * std::log(static_cast<double>(width_));
   if (!causal) less = less + key_maximum(o.epsilon > 0 ? y : y - half_square(x), keep);

@@ -1,13 +1,11 @@
 #include "roformer/nn/linear_attention.h"
 
-#include <algorithm>
+#include <array>
 #include <limits>
-#include <vector>
+#include <optional>
 
 namespace roformer {
 namespace {
-
-using torch::indexing::Slice;
 
 void check_terms(const LinearTerms& t) {
   TORCH_CHECK(t.q.dim() == 4 && t.k.dim() == 4 && t.v.dim() == 4,
@@ -33,92 +31,54 @@ LinearTerms widened(const LinearTerms& t) {
   return {q, k, turned ? t.rotated_q.to(type) : q, turned ? t.rotated_k.to(type) : k, t.v.to(type)};
 }
 
-/// numerator [..., dv] / denominator [...]; zeros where the denominator is none.
-torch::Tensor ratio(const torch::Tensor& numerator, const torch::Tensor& denominator,
-                    const torch::Tensor& v) {
+/// Denominators that are none.
+torch::Tensor vanishing(const torch::Tensor& denominator) {
   const double smallest = denominator.scalar_type() == torch::kFloat64 ? std::numeric_limits<double>::min()
                                                                        : std::numeric_limits<float>::min();
-  const torch::Tensor none = (denominator.detach() < smallest).unsqueeze(-1);
+  return denominator.detach() < smallest;
+}
+
+/// numerator [..., dv] / denominator [...]; zeros where the denominator is none.
+torch::Tensor ratio(const torch::Tensor& numerator, const torch::Tensor& denominator) {
+  const torch::Tensor none = vanishing(denominator).unsqueeze(-1);
   const torch::Tensor safe = denominator.unsqueeze(-1).masked_fill(none, 1.0);
-  return (numerator / safe).masked_fill(none, 0.0).to(v.scalar_type());
+  return (numerator / safe).masked_fill(none, 0.0);
 }
 
-/// What the sums of one head hold at a place in the sequence. G = batch x heads.
-struct Sums {
-  torch::Tensor pairs;  // [G, M, dv]
-  torch::Tensor keys;   // [G, M]
-};
-
-/// x[:, begin:end] as [G, n, chunk, width], filled up with zeros.
-torch::Tensor chunks_of(const torch::Tensor& x, int64_t begin, int64_t end, int64_t chunk) {
-  torch::Tensor part = x.slice(1, begin, end);
-  const int64_t missing = (chunk - (end - begin) % chunk) % chunk;
-  if (missing > 0) part = torch::constant_pad_nd(part, {0, 0, 0, missing});
-  // Contiguous here, or every product copies it again.
-  return part.reshape({part.size(0), -1, chunk, part.size(2)}).contiguous();
-}
-
-/// The inverse.
-torch::Tensor joined(const torch::Tensor& x, int64_t begin, int64_t end) {
-  return x.reshape({x.size(0), -1, x.size(3)}).slice(1, 0, end - begin);
-}
-
-/// `first` plus the sum of all parts before each: parts [G, n, ...] -> [G, n, ...]; `first` [G, ...] becomes
-/// the sum of all. With `backwards` the parts after each.
-torch::Tensor sums_before(const torch::Tensor& parts, torch::Tensor& first, bool backwards) {
-  const int64_t n = parts.size(1);
-  torch::Tensor out = torch::empty_like(parts);
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t at = backwards ? n - 1 - i : i;
-    out.select(1, at).copy_(first);
-    first = first + parts.select(1, at);
-  }
-  return out;
-}
-
-/// Sum of rows i, i + 1, ... of each chunk: [G, n, C, M].
-torch::Tensor suffix_sums(const torch::Tensor& x) { return x.flip(2).cumsum(2).flip(2); }
-
-/// Places where the segments begin. A segment bounds what is held beside inputs and outputs: about 4 million
-/// products of two tokens (16 MB in float32), whatever the length.
-int64_t segment_length(int64_t groups, int64_t chunk) {
-  constexpr int64_t products = 1 << 22;
-  return chunk * std::max<int64_t>(1, products / std::max<int64_t>(1, groups * chunk * chunk));
-}
-
-/// Causal numerators [G, L, dv] and denominators [G, L] after the sums `pairs` and `keys`, which it also
-/// returns as they are after the last key.
+/// Causal attention [G, L, dv] after the sums `pairs` [G, M, dv] and `keys` [G, M], which it also returns as
+/// they are after the last key. G = batch x heads. Chunk after chunk, so that beside
+/// inputs and outputs it holds the sums and what one chunk needs, small enough for the caches. Without
+/// rotated features numerator and denominator share their weights.
 struct CausalSums : torch::autograd::Function<CausalSums> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& q,
-                                                const torch::Tensor& k, const torch::Tensor& rotated_q,
-                                                const torch::Tensor& rotated_k, const torch::Tensor& v,
-                                                const torch::Tensor& pairs, const torch::Tensor& keys,
-                                                int64_t chunk) {
-    const int64_t length = q.size(1), step = segment_length(q.size(0), chunk);
-    torch::Tensor numerator = torch::empty_like(v),
-                  denominator = torch::empty(q.sizes().slice(0, 2), q.options());
-    Sums sums{pairs, keys};
-    std::vector<torch::Tensor> pairs_at, keys_at;
-    for (int64_t begin = 0; begin < length; begin += step) {
-      const int64_t end = std::min(length, begin + step);
-      auto part = [&](const torch::Tensor& x) { return chunks_of(x, begin, end, chunk); };
-      pairs_at.push_back(sums.pairs);
-      keys_at.push_back(sums.keys);
-      {
-        const torch::Tensor a = part(rotated_q), b = part(rotated_k), u = part(v);
-        const torch::Tensor before =
-            sums_before(torch::matmul(b.transpose(2, 3), u), sums.pairs, /*backwards=*/false);
-        torch::Tensor out = torch::matmul(torch::matmul(a, b.transpose(2, 3)).tril_(), u);
-        out.add_(torch::matmul(a, before));
-        numerator.slice(1, begin, end).copy_(joined(out, begin, end));
-      }
-      const torch::Tensor p = part(q), prefix = key_prefix(part(k), sums.keys);
-      denominator.slice(1, begin, end).copy_(joined((p * prefix).sum(-1, true), begin, end).squeeze(-1));
+                                                const torch::Tensor& k,
+                                                const std::optional<torch::Tensor>& rotated_q,
+                                                const std::optional<torch::Tensor>& rotated_k,
+                                                const torch::Tensor& v, const torch::Tensor& pairs,
+                                                const torch::Tensor& keys, int64_t chunk) {
+    const bool rotated = rotated_q.has_value();
+    const torch::Tensor &all_a = rotated ? *rotated_q : q, &all_b = rotated ? *rotated_k : k;
+    const int64_t length = q.size(1);
+    torch::Tensor out = torch::empty_like(v), inverse = torch::empty(q.sizes().slice(0, 2), q.options());
+    torch::Tensor pair_sum = pairs.clone(), key_sum = keys.clone();
+    for (int64_t begin = 0; begin < length; begin += chunk) {
+      auto part = [&](const torch::Tensor& x) { return x.slice(1, begin, begin + chunk); };
+      const torch::Tensor a = part(all_a), b = part(all_b), u = part(v);
+      const torch::Tensor weights = masked_products(a, b);
+      const torch::Tensor numerator = torch::bmm(weights, u).baddbmm_(a, pair_sum);
+      const torch::Tensor denominator =
+          rotated ? (part(q) * key_prefix(part(k), key_sum)).sum(-1)
+                  : weights.sum(-1).add_(torch::bmm(a, key_sum.unsqueeze(2)).squeeze(2));
+      part(out).copy_(ratio(numerator, denominator));
+      part(inverse).copy_(denominator.reciprocal().masked_fill_(vanishing(denominator), 0.0));
+      pair_sum.baddbmm_(b.transpose(1, 2), u);
+      key_sum.add_(part(k).sum(1));
     }
     ctx->saved_data["chunk"] = chunk;
-    ctx->save_for_backward({q, k, rotated_q, rotated_k, v, torch::stack(pairs_at), torch::stack(keys_at)});
-    ctx->mark_non_differentiable({sums.pairs, sums.keys});
-    return {numerator, denominator, sums.pairs, sums.keys};
+    ctx->saved_data["rotated"] = rotated;
+    ctx->save_for_backward({q, k, all_a, all_b, v, pairs, keys, out, inverse});
+    ctx->mark_non_differentiable({pair_sum, key_sum});
+    return {out, pair_sum, key_sum};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -127,53 +87,80 @@ struct CausalSums : torch::autograd::Function<CausalSums> {
                 "linear attention has no second derivatives here: use linear_attention_plain");
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = ctx->get_saved_variables();
-    const torch::Tensor &q = saved[0], &k = saved[1], &rotated_q = saved[2], &rotated_k = saved[3],
-                        &v = saved[4];
+    const torch::Tensor &q = saved[0], &k = saved[1], &all_a = saved[2], &all_b = saved[3], &v = saved[4];
+    const bool rotated = ctx->saved_data["rotated"].toBool();
     const int64_t chunk = ctx->saved_data["chunk"].toInt();
-    const int64_t length = q.size(1), step = segment_length(q.size(0), chunk);
-    const torch::Tensor of_numerator = grads[0].defined() ? grads[0] : torch::zeros_like(v);
-    const torch::Tensor of_denominator =
-        (grads[1].defined() ? grads[1] : torch::zeros(q.sizes().slice(0, 2), q.options())).unsqueeze(-1);
-    torch::Tensor of_q = torch::empty_like(q), of_k = torch::empty_like(k);
-    torch::Tensor of_rotated_q = torch::empty_like(q), of_rotated_k = torch::empty_like(k);
-    torch::Tensor of_v = torch::empty_like(v);
-    Sums after{torch::zeros_like(saved[5][0]), torch::zeros_like(saved[6][0])};  // gradients of the sums
-    for (int64_t segment = saved[5].size(0) - 1; segment >= 0; --segment) {
-      const int64_t begin = segment * step, end = std::min(length, begin + step);
-      auto part = [&](const torch::Tensor& x) { return chunks_of(x, begin, end, chunk); };
-      auto write = [&](torch::Tensor& to, const torch::Tensor& from) {
-        to.slice(1, begin, end).copy_(joined(from, begin, end));
-      };
-      Sums sums{saved[5][segment], saved[6][segment]};
-      {
-        const torch::Tensor a = part(rotated_q), b = part(rotated_k), u = part(v), g = part(of_numerator);
-        const torch::Tensor before =
-            sums_before(torch::matmul(b.transpose(2, 3), u), sums.pairs, /*backwards=*/false);
-        const torch::Tensor later =
-            sums_before(torch::matmul(a.transpose(2, 3), g), after.pairs, /*backwards=*/true);
-        const torch::Tensor of_weights = torch::matmul(g, u.transpose(2, 3)).tril_();
-        write(of_rotated_q, torch::matmul(of_weights, b).add_(torch::matmul(g, before.transpose(2, 3))));
-        write(of_rotated_k,
-              torch::matmul(of_weights.transpose(2, 3), a).add_(torch::matmul(u, later.transpose(2, 3))));
-        const torch::Tensor weights = torch::matmul(a, b.transpose(2, 3)).tril_();
-        write(of_v, torch::matmul(weights.transpose(2, 3), g).add_(torch::matmul(b, later)));
-      }
-      const torch::Tensor g = part(of_denominator);
-      write(of_q, key_prefix(part(k), sums.keys).mul_(g));
-      const torch::Tensor turned = part(q) * g;
-      const torch::Tensor later = sums_before(turned.sum(2), after.keys, /*backwards=*/true);
-      write(of_k, suffix_sums(turned).add_(later.unsqueeze(2)));
+    const int64_t length = q.size(1), chunks = (length + chunk - 1) / chunk;
+    torch::Tensor of_a = torch::empty_like(q), of_b = torch::empty_like(k), of_v = torch::empty_like(v);
+    torch::Tensor of_q, of_k;  // of the denominator, where it has features of its own
+    if (rotated) {
+      of_q = torch::empty_like(q);
+      of_k = torch::empty_like(k);
     }
-    return {of_q, of_k, of_rotated_q, of_rotated_k, of_v, after.pairs, after.keys, {}};
+    auto part = [&](const torch::Tensor& x, int64_t number) {
+      return x.slice(1, number * chunk, (number + 1) * chunk);
+    };
+    // Gradients of a chunk's numerators [G, C, dv], denominators [G, C, 1] and masked products [G, C, C].
+    auto gradients = [&](int64_t number) {
+      const torch::Tensor g = part(grads[0], number) * part(saved[8], number).unsqueeze(2);
+      const torch::Tensor h = (g * part(saved[7], number)).sum(2, /*keepdim=*/true).neg_();
+      const torch::Tensor u = part(v, number).transpose(1, 2);
+      const torch::Tensor of_weights = rotated ? torch::bmm(g, u) : torch::baddbmm(h, g, u);
+      return std::array<torch::Tensor, 3>{g, h, of_weights.tril_()};
+    };
+
+    // Queries, from the first on, as they need the sums before them, which the forward pass did not keep.
+    torch::Tensor pair_sum = saved[5].clone(), key_sum = saved[6].clone();
+    for (int64_t i = 0; i < chunks; ++i) {
+      const auto [g, h, of_weights] = gradients(i);
+      const torch::Tensor b = part(all_b, i);
+      torch::Tensor of = torch::bmm(of_weights, b).baddbmm_(g, pair_sum.transpose(1, 2));
+      if (rotated) {
+        part(of_q, i).copy_(key_prefix(part(k, i), key_sum).mul_(h));
+      } else {
+        of.addcmul_(h, key_sum.unsqueeze(1));
+      }
+      part(of_a, i).copy_(of);
+      if (i + 1 == chunks) break;
+      pair_sum.baddbmm_(b.transpose(1, 2), part(v, i));
+      key_sum.add_(part(k, i).sum(1));
+    }
+
+    // Keys and values, from the last on, with the gradients of the sums after them.
+    torch::Tensor of_pairs = torch::zeros_like(saved[5]), of_keys = torch::zeros_like(saved[6]);
+    for (int64_t i = chunks - 1; i >= 0; --i) {
+      const auto [g, h, of_weights] = gradients(i);
+      const torch::Tensor a = part(all_a, i), b = part(all_b, i);
+      torch::Tensor of =
+          torch::bmm(of_weights.transpose(1, 2), a).baddbmm_(part(v, i), of_pairs.transpose(1, 2));
+      part(of_v, i).copy_(torch::bmm(masked_products(a, b).transpose(1, 2), g).baddbmm_(b, of_pairs));
+      const torch::Tensor weighted = part(q, i) * h;
+      if (rotated) {
+        part(of_k, i).copy_(suffix_sums(weighted).add_(of_keys.unsqueeze(1)));
+      } else {
+        of.add_(of_keys.unsqueeze(1));
+      }
+      part(of_b, i).copy_(of);
+      of_pairs.baddbmm_(a.transpose(1, 2), g);
+      of_keys.add_(weighted.sum(1));
+    }
+    if (!rotated) return {of_a, of_b, {}, {}, of_v, of_pairs, of_keys, {}};
+    return {of_q, of_k, of_a, of_b, of_v, of_pairs, of_keys, {}};
   }
 
-  /// Sum of the keys up to each, itself included. A cumulative sum costs L M; the masked products of the
-  /// unrotated features, which eq. 19 does not need otherwise, would cost chunk times that.
-  static torch::Tensor key_prefix(const torch::Tensor& k, torch::Tensor& first) {
-    torch::Tensor sums = k.cumsum(2);
-    const torch::Tensor before = sums_before(sums.select(2, -1), first, /*backwards=*/false);
-    return sums.add_(before.unsqueeze(2));
+  /// Products of queries and keys up to each query's own.
+  static torch::Tensor masked_products(const torch::Tensor& a, const torch::Tensor& b) {
+    return torch::bmm(a, b.transpose(1, 2)).tril_();
   }
+
+  /// Sum of the keys up to each, itself included. A cumulative sum costs C M; the masked products of the
+  /// unrotated features, which eq. 19 does not need otherwise, would cost C times that.
+  static torch::Tensor key_prefix(const torch::Tensor& k, const torch::Tensor& before) {
+    return k.cumsum(1).add_(before.unsqueeze(1));
+  }
+
+  /// Sum of rows i, i + 1, ...
+  static torch::Tensor suffix_sums(const torch::Tensor& x) { return x.flip(1).cumsum(1).flip(1); }
 };
 
 }  // namespace
@@ -184,7 +171,7 @@ torch::Tensor linear_attention(const LinearTerms& terms) {
   const torch::Tensor pairs = torch::matmul(t.rotated_k.transpose(2, 3), t.v);
   const torch::Tensor numerator = torch::matmul(t.rotated_q, pairs);
   const torch::Tensor denominator = torch::matmul(t.q, t.k.sum(2).unsqueeze(-1)).squeeze(-1);
-  return ratio(numerator, denominator, terms.v);
+  return ratio(numerator, denominator).to(terms.v.scalar_type());
 }
 
 torch::Tensor linear_attention_plain(const LinearTerms& terms, bool causal) {
@@ -197,7 +184,7 @@ torch::Tensor linear_attention_plain(const LinearTerms& terms, bool causal) {
     weights = weights.tril(offset);
     sims = sims.tril(offset);
   }
-  return ratio(torch::matmul(weights, t.v), sims.sum(-1), terms.v);
+  return ratio(torch::matmul(weights, t.v), sims.sum(-1)).to(terms.v.scalar_type());
 }
 
 torch::Tensor linear_attention_causal(const LinearTerms& terms, LinearState* state, int64_t chunk) {
@@ -223,30 +210,28 @@ torch::Tensor linear_attention_causal(const LinearTerms& terms, LinearState* sta
     t = {t.q, tail(t.k), t.rotated_q, tail(t.rotated_k), tail(t.v)};
   }
 
-  torch::Tensor numerator, denominator;
+  torch::Tensor result;
   LinearState last;
   if (queries == 1) {
     last.sum = before.sum + t.rotated_k.transpose(2, 3) * t.v;
     last.norm = before.norm + t.k.squeeze(2);
-    numerator = torch::matmul(t.rotated_q, last.sum);
-    denominator = (t.q.squeeze(2) * last.norm).sum(-1, /*keepdim=*/true);
+    result =
+        ratio(torch::matmul(t.rotated_q, last.sum), (t.q.squeeze(2) * last.norm).sum(-1, /*keepdim=*/true));
   } else if (queries == 0) {
-    numerator = t.v;
-    denominator = t.v.new_zeros({batch, heads, 0});
+    result = t.v;
     last = before;
   } else {
     auto flat = [&](const torch::Tensor& x) { return x.reshape({batch * heads, x.size(2), x.size(3)}); };
-    const torch::Tensor q = flat(t.q), k = flat(t.k);
-    const bool turned = terms.rotated_q.defined();
+    const bool rotated = terms.rotated_q.defined();
     const auto out =
-        CausalSums::apply(q, k, turned ? flat(t.rotated_q) : q, turned ? flat(t.rotated_k) : k, flat(t.v),
-                          flat(before.sum), before.norm.reshape({-1, width}), std::min(chunk, queries));
-    numerator = out[0].view({batch, heads, queries, values});
-    denominator = out[1].view({batch, heads, queries});
-    last = {out[2].view_as(before.sum), out[3].view_as(before.norm)};
+        CausalSums::apply(flat(t.q), flat(t.k), rotated ? std::optional(flat(t.rotated_q)) : std::nullopt,
+                          rotated ? std::optional(flat(t.rotated_k)) : std::nullopt, flat(t.v),
+                          flat(before.sum), before.norm.reshape({-1, width}), chunk);
+    result = out[0].view({batch, heads, queries, values});
+    last = {out[1].view_as(before.sum), out[2].view_as(before.norm)};
   }
   if (state) *state = {last.sum.detach(), last.norm.detach()};
-  return ratio(numerator, denominator, terms.v);
+  return result.to(terms.v.scalar_type());
 }
 
 }  // namespace roformer

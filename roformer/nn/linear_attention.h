@@ -34,8 +34,8 @@ struct LinearState {
 /// Causal, in O(L) time and memory: prefix sums between chunks, masked products within. The queries are the
 /// last Lq of the Lk keys. With a state (Lq = Lk) it goes on from there and leaves in it what the last key
 /// adds, without gradient, so that calls token by token equal one call. One query takes the recurrent step.
-/// The backward pass computes the products anew: beside its inputs it needs one state for some thousand
-/// tokens. It gives first derivatives only.
+/// The backward pass computes sums and products anew, and so keeps nothing but its inputs. It gives first
+/// derivatives only.
 torch::Tensor linear_attention_causal(const LinearTerms& terms, LinearState* state = nullptr,
                                       int64_t chunk = 128);
 

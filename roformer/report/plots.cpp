@@ -115,6 +115,7 @@ std::string gnuplot_script(const Figure& figure, int png, int svg) {
     return value ? gnuplot_number(*value) : std::string("*");
   };
   fmt::format_to(line, "set yrange [{}:{}]\n", limit(figure.y_min), limit(figure.y_max));
+  if (figure.log_x) out += "set logscale x 2\n";
   out +=
       "set datafile missing 'NaN'\n"
       "set border 3 linecolor rgb '#555555' linewidth 1.5\n"

@@ -17,6 +17,7 @@ struct Figure {
   std::string title, x_label, y_label;
   std::vector<Curve> curves;
   std::optional<double> y_min, y_max;
+  bool log_x = false;  // x in powers of two
 };
 
 /// Writes stem.png (1200 x 800) and stem.svg with gnuplot, each atomically. Non-finite values leave gaps.

@@ -38,6 +38,22 @@ void check_table(const Table& table) {
                                          row.size(), table.columns.size()));
 }
 
+std::string csv_cell(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == text.npos) return std::string(text);
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"') out += c;
+    out += c;
+  }
+  return out + '"';
+}
+
+std::string csv_line(const std::vector<std::string>& cells) {
+  std::string out;
+  for (std::size_t c = 0; c < cells.size(); ++c) out += (c > 0 ? "," : "") + csv_cell(cells[c]);
+  return out + "\r\n";
+}
+
 // I_x(a, b) by its continued fraction (NIST DLMF 8.17.22) with the modified Lentz method.
 double incomplete_beta(double a, double b, double x) {
   if (x <= 0) return 0;
@@ -61,6 +77,9 @@ double incomplete_beta(double a, double b, double x) {
   return std::exp(log_factor) / (a * fraction);
 }
 
+/// P(|T| >= |t|) = I_x(df / 2, 1 / 2) with x = df / (df + t^2), which falls as t grows.
+double two_tails(double t, double df) { return incomplete_beta(df / 2, 0.5, df / (df + t * t)); }
+
 }  // namespace
 
 std::string to_markdown(const Table& table) {
@@ -73,10 +92,9 @@ std::string to_markdown(const Table& table) {
     for (const std::string& cell : row) cells.back().push_back(escaped_cell(cell));
   }
   std::vector<std::size_t> widths(columns, 3);
-  std::vector<bool> right(columns, !table.rows.empty());
+  const std::vector<bool> right = number_columns(table);
   for (std::size_t c = 0; c < columns; ++c) {
     for (const auto& row : cells) widths[c] = std::max(widths[c], display_width(row[c]));
-    for (std::size_t r = 1; r < cells.size(); ++r) right[c] = right[c] && is_number_cell(cells[r][c]);
   }
 
   std::string out;
@@ -96,6 +114,24 @@ std::string to_markdown(const Table& table) {
   for (const std::string& note : table.notes) out += "\n" + printable(note) + "\n";
   return out;
 }
+
+std::vector<bool> number_columns(const Table& table) {
+  check_table(table);
+  std::vector<bool> numbers(table.columns.size(), !table.rows.empty());
+  for (const auto& row : table.rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) numbers[c] = numbers[c] && is_number_cell(row[c]);
+  }
+  return numbers;
+}
+
+std::string to_csv(const Table& table) {
+  check_table(table);
+  std::string out = csv_line(table.columns);
+  for (const auto& row : table.rows) out += csv_line(row);
+  return out;
+}
+
+std::string unrounded(double value) { return std::isfinite(value) ? fmt::format("{}", value) : ""; }
 
 nlohmann::ordered_json to_json(const Table& table) {
   check_table(table);
@@ -131,12 +167,25 @@ double sample_sd(std::span<const double> values) {
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
 }
 
+double median(std::span<const double> values) {
+  if (values.empty()) return not_a_number;
+  std::vector<double> sorted(values.begin(), values.end());
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t middle = sorted.size() / 2;
+  return sorted.size() % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+double t_cdf(double t, double df) {
+  if (std::isnan(t) || !(df > 0)) return not_a_number;
+  const double tail = two_tails(t, df) / 2;
+  return t < 0 ? tail : 1 - tail;
+}
+
 double t_quantile(double p, double df) {
   if (!(p > 0 && p < 1 && df > 0)) return not_a_number;
   if (p < 0.5) return -t_quantile(1 - p, df);
-  // P(|T| > t) = I_x(df / 2, 1 / 2) with x = df / (df + t^2), which falls as t grows.
   const double tail = 2 * (1 - p);
-  const auto beyond = [&](double t) { return incomplete_beta(df / 2, 0.5, df / (df + t * t)); };
+  const auto beyond = [&](double t) { return two_tails(t, df); };
   double low = 0, high = 1;
   while (beyond(high) > tail && high < 1e150) high *= 2;
   for (int i = 0; i < 200; ++i) {
@@ -150,6 +199,16 @@ double t_interval(std::span<const double> values) {
   if (values.size() < 2) return not_a_number;
   const auto n = static_cast<double>(values.size());
   return t_quantile(0.975, n - 1) * sample_sd(values) / std::sqrt(n);
+}
+
+PairedDifference paired_difference(std::span<const double> first, std::span<const double> second) {
+  if (first.size() != second.size()) throw std::logic_error("a paired difference needs pairs");
+  std::vector<double> differences;
+  for (std::size_t i = 0; i < first.size(); ++i) differences.push_back(second[i] - first[i]);
+  const auto n = static_cast<double>(differences.size());
+  // 0 / 0, nothing to test, is NaN; x / 0 an infinite t.
+  const double t = mean(differences) / (sample_sd(differences) / std::sqrt(n));
+  return {mean(differences), t_interval(differences), 2 * t_cdf(-std::abs(t), n - 1)};
 }
 
 std::string mean_and_interval(std::span<const double> values, int digits) {

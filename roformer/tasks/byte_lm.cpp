@@ -1,5 +1,7 @@
 #include "roformer/tasks/byte_lm.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 namespace roformer {
@@ -35,6 +37,13 @@ Metrics ByteLmTask::metrics(const Evaluation& evaluation) const {
   metrics["bits_per_byte"] = loss / std::log(2.0);
   metrics["perplexity"] = std::exp(loss);
   return metrics;
+}
+
+std::vector<std::string> ByteLmTask::notes() const {
+  auto bytes = [&](BytePart part) { return corpus_->part(part).size(); };
+  return {fmt::format("{}: {} bytes, {} to train on, {} to validate, {} to test", corpus_->name(),
+                      corpus_->size(), bytes(BytePart::train), bytes(BytePart::valid),
+                      bytes(BytePart::test))};
 }
 
 }  // namespace roformer

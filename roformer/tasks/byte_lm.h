@@ -36,8 +36,8 @@ class ByteLmTask : public Task {
   Loss loss(const Batch& batch) override;
   void score(const Batch& batch, Evaluation& evaluation) override;
   Metrics metrics(const Evaluation& evaluation) const override;
-
-  const ByteCorpus& corpus() const { return *corpus_; }
+  /// Name and parts of the file.
+  std::vector<std::string> notes() const override;
 
  private:
   torch::Tensor logits(const Batch& batch);

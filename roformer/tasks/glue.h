@@ -56,7 +56,7 @@ class FineTuneTask : public Task {
   int64_t batches_per_epoch(const Stage& stage, Shard shard) const override;
 
   /// What the files had to say: rows left out.
-  const std::vector<std::string>& notes() const { return notes_; }
+  std::vector<std::string> notes() const override { return notes_; }
 
  private:
   using Examples = std::shared_ptr<const std::vector<LabelledExample>>;

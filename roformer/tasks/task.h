@@ -67,6 +67,8 @@ class Task {
   virtual Headline headline() const { return {}; }
   /// Micro-batches of one pass over the training data; 0 = passes are not what this task counts in.
   virtual int64_t batches_per_epoch(const Stage&, Shard) const { return 0; }
+  /// What the user may want to know of the data, one line each.
+  virtual std::vector<std::string> notes() const { return {}; }
 };
 
 }  // namespace roformer

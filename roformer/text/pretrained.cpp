@@ -154,11 +154,11 @@ TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
             "'model_type', nor a .model file",
             folder.string());
       }
-      if (model_type != "bert" && model_type != "roformer") {
-        fail("{}: no tokenizer for 'model_type' '{}'; supported are bert and roformer", source,
+      if (model_type != "bert" && model_type != "nezha" && model_type != "roformer") {
+        fail("{}: no tokenizer for 'model_type' '{}'; supported are bert, nezha and roformer", source,
              shown(model_type));
       }
-      kind = model_type == "bert" ? "BertTokenizer" : "RoFormerTokenizer";
+      kind = model_type == "roformer" ? "RoFormerTokenizer" : "BertTokenizer";
     }
   }
   const bool bert = kind == "BertTokenizer" || kind == "BertTokenizerFast";

@@ -17,6 +17,8 @@
 
 #include "roformer/core/error.h"
 #include "roformer/hf/folder.h"
+#include "roformer/nn/feature_map.h"
+#include "roformer/nn/linear_attention.h"
 #include "roformer/nn/rotary.h"
 #include "roformer/text/tokenizer.h"
 #include "roformer/train/checkpoint.h"
@@ -92,6 +94,51 @@ class Rope {
   std::vector<torch::Tensor> inputs_, grads_, outputs_, copies_;
   torch::Tensor table_;
 };
+
+/// Causal linear attention by performer-pytorch's ReLU features, forward and backward.
+class LinearAttention {
+ public:
+  explicit LinearAttention(const std::string& path) {
+    std::map<std::string, torch::Tensor> given = load_all(path);
+    for (const char* name : {"q", "k", "v"}) inputs_.push_back(given.at(name).requires_grad_());
+    grad_ = given.at("grad_out");
+    const torch::Tensor projection = given.at("projection");
+    roformer::FavorFeatures favor{.features = projection.size(0), .kernel = roformer::FavorKernel::relu};
+    favor.epsilon = 1e-3;
+    features_ = roformer::make(favor, projection.size(1), 0);
+    features_->named_buffers()["projection"].copy_(projection);
+  }
+
+  void run() {
+    for (torch::Tensor& input : inputs_) input.mutable_grad().reset();
+    out_.reset();
+    const torch::Tensor phi_q = features_->query(inputs_[0]);
+    const torch::Tensor phi_k = features_->key(inputs_[1], {}, /*causal=*/true);
+    out_ = roformer::linear_attention_causal({phi_q, phi_k, {}, {}, inputs_[2]});
+    out_.backward(grad_);
+  }
+
+  void save(const std::string& path) const {
+    roformer::save_safetensors(path, {{"out", out_.detach()},
+                                      {"grad_q", inputs_[0].grad()},
+                                      {"grad_k", inputs_[1].grad()},
+                                      {"grad_v", inputs_[2].grad()}});
+  }
+
+ private:
+  std::vector<torch::Tensor> inputs_;
+  torch::Tensor grad_, out_;
+  roformer::FeatureMap features_{nullptr};
+};
+
+/// Resident memory of this process in bytes: VmRSS, or VmHWM for the most since the start.
+int64_t resident(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(field + ":")) return 1024 * std::stoll(line.substr(field.size() + 1));
+  }
+  roformer::fail("/proc/self/status has no {}", field);
+}
 
 roformer::EncoderOptions encoder_options(const Json& request) {
   roformer::EncoderOptions options;
@@ -192,6 +239,7 @@ class Tokenizing {
 
 struct Session {
   std::unique_ptr<Rope> rope;
+  std::unique_ptr<LinearAttention> linear;
   std::unique_ptr<Tokenizing> tokenizing;
   std::unique_ptr<Training> training;
   std::vector<char> from, to;
@@ -217,6 +265,18 @@ struct Session {
     }
     if (what == "rope") return measure(count, [&] { rope->run(); });
     if (what == "copy") return measure(count, [&] { rope->copy(); });
+    if (what == "linear_load") {
+      linear.reset();
+      linear = std::make_unique<LinearAttention>(request.at("inputs"));
+      return Json::object();
+    }
+    if (what == "linear_save") {
+      linear->run();
+      linear->save(request.at("path"));
+      return Json::object();
+    }
+    if (what == "linear") return measure(count, [&] { linear->run(); });
+    if (what == "memory") return {{"now", resident("VmRSS")}, {"peak", resident("VmHWM")}};
     if (what == "step_load") {
       training = std::make_unique<Training>(request);
       return Json::object();

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+import warnings
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,10 @@ from transformers import (
     RoFormerForMaskedLM,
 )
 from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention, RoFormerSinusoidalPositionalEmbedding
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from performer_pytorch import FastAttention
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
@@ -50,6 +55,29 @@ class Rope:
         names = ("q", "k", "grad_q", "grad_k")
         tensors = [t.detach() for t in self.outputs] + [t.grad for t in self.inputs]
         save_file({name: tensor.contiguous() for name, tensor in zip(names, tensors)}, path)
+
+
+class LinearAttention:
+    """performer-pytorch's causal attention with ReLU features on the CPU, forward and backward."""
+
+    def __init__(self, path):
+        given = load_file(path)
+        self.inputs = [given[name].requires_grad_() for name in ("q", "k", "v")]
+        self.grad = given["grad_out"]
+        features, width = given["projection"].shape
+        self.attention = FastAttention(width, features, causal=True, generalized_attention=True)
+        self.attention.projection_matrix.copy_(given["projection"])
+
+    def run(self):
+        for tensor in self.inputs:
+            tensor.grad = None
+        self.out = None
+        self.out = self.attention(*self.inputs)
+        self.out.backward(self.grad)
+
+    def save(self, path):
+        grads = {f"grad_{name}": tensor.grad for name, tensor in zip("qkv", self.inputs)}
+        save_file({"out": self.out.detach().contiguous(), **grads}, path)
 
 
 def make_model(request):
@@ -151,7 +179,7 @@ class Session:
         self.rope_inputs.run()
         self.rope_inputs.save(request["path"])
 
-    def rope_compare(self, request):
+    def compare(self, request):
         """The largest difference of each tensor of two files, as a share of its largest value."""
         ours, theirs = load_file(request["ours"]), load_file(request["theirs"])
         assert ours.keys() == theirs.keys()
@@ -159,6 +187,29 @@ class Session:
 
     def rope(self, request):
         return measure(request["count"], self.rope_inputs.run)
+
+    def linear_make(self, request):
+        """Writes the inputs that both sides read."""
+        shape = request["shape"]
+        tensors = {name: torch.randn(shape) for name in ("q", "k", "v", "grad_out")}
+        save_file({**tensors, "projection": torch.randn(request["features"], shape[-1])}, request["inputs"])
+
+    def linear_load(self, request):
+        self.linear_inputs = None
+        self.linear_inputs = LinearAttention(request["inputs"])
+
+    def linear_save(self, request):
+        self.linear_inputs.run()
+        self.linear_inputs.save(request["path"])
+
+    def linear(self, request):
+        return measure(request["count"], self.linear_inputs.run)
+
+    def memory(self, request):
+        """Resident memory of this process in bytes: now, and the most since the start."""
+        with open("/proc/self/status") as status:
+            fields = dict(line.split(":", 1) for line in status)
+        return {name: 1024 * int(fields[key].split()[0]) for name, key in (("now", "VmRSS"), ("peak", "VmHWM"))}
 
     def step_make(self, request):
         """Writes a model's weights, and batches of random tokens with labels on 15 % of them."""

@@ -5,11 +5,15 @@ import os
 import subprocess
 import sys
 
-# What apps/roformer.cpp asks of the allocator, and threads that sleep at barriers instead of spinning.
-CONDITIONS = {
+# What apps/roformer.cpp asks of the allocator.
+ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
+CONDITIONS = {
+    # Threads sleep at barriers instead of spinning.
     "OMP_WAIT_POLICY": "passive",
     "HF_HUB_OFFLINE": "1",
     # `tokenizers` on the calling thread.
@@ -24,9 +28,9 @@ SMALL = {"dim": 256, "layers": 4, "heads": 4, "ffn": 1024, "vocab": 8000, "dropo
 class Side:
     """A process that answers requests."""
 
-    def __init__(self, name, command, threads, matmul="highest"):
+    def __init__(self, name, command, threads, matmul, allocator):
         self.name = name
-        environment = {**os.environ, **CONDITIONS, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, **CONDITIONS, **allocator, "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -49,10 +53,10 @@ class Side:
         self.process.wait()
 
 
-def open_sides(build, threads=1, matmul="highest"):
-    """(ours, theirs); `build` is the folder of the build."""
+def open_sides(build, threads=1, matmul="highest", allocator=ALLOCATOR):
+    """(ours, theirs); `build` is the folder of the build, `allocator` settings of malloc."""
     peer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer.py")
     return (
-        Side("bench_program", [os.path.join(build, "tests", "bench_program")], threads, matmul),
-        Side("peer.py", [sys.executable, peer], threads, matmul),
+        Side("bench_program", [os.path.join(build, "tests", "bench_program")], threads, matmul, allocator),
+        Side("peer.py", [sys.executable, peer], threads, matmul, allocator),
     )

@@ -1,8 +1,7 @@
 #include "roformer/hf/folder.h"
+#include "roformer/hf/config_json.h"
 
-#include "roformer/core/error.h"
-
-#include "tests/tensors.h"
+#include "tests/hf/folders.h"
 
 using namespace roformer;
 using roformer::test::max_error;
@@ -13,55 +12,9 @@ namespace fs = std::filesystem;
 
 EncoderOptions folder_bert() { return test::small_encoder(8, 11, LearnedOptions{.max_length = 16}); }
 EncoderOptions folder_roformer() { return test::small_encoder(8, 11); }
+EncoderOptions folder_nezha() { return test::small_encoder(8, 11, NezhaOptions{.max_distance = 3}); }
 
-/// Every parameter random, biases and norms too.
-template <class Model>
-Model folder_random(Model model) {
-  torch::NoGradGuard no_grad;
-  uint64_t seed = 0;
-  for (torch::Tensor& p : model->parameters()) p.copy_(test::random_tensor(p.sizes(), ++seed) * 0.3);
-  model->eval();
-  return model;
-}
-
-nlohmann::json folder_config(const fs::path& folder) {
-  return nlohmann::json::parse(std::ifstream(folder / "config.json"));
-}
-
-void folder_write(const fs::path& file, const std::string& text) {
-  fs::remove(file);
-  std::ofstream(file, std::ios::binary) << text;
-}
-
-std::string folder_open_error(const fs::path& folder) {
-  try {
-    open_hf(folder);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
-/// The error of open_hf with one key of config.json set otherwise, without the file's name.
-std::string folder_config_error(const fs::path& folder, const nlohmann::json& change) {
-  const nlohmann::json good = folder_config(folder);
-  nlohmann::json config = good;
-  config.update(change);
-  folder_write(folder / "config.json", config.dump());
-  std::string error = folder_open_error(folder);
-  folder_write(folder / "config.json", good.dump());
-  const std::string file = (folder / "config.json").string() + ": ";
-  return error.rfind(file, 0) == 0 ? error.substr(file.size()) : error;
-}
-
-using FolderTensors = std::vector<std::pair<std::string, torch::Tensor>>;
-
-FolderTensors folder_tensors(const fs::path& folder) {
-  const SafetensorsFile file(folder / "model.safetensors");
-  FolderTensors out;
-  for (const SafetensorsEntry& entry : file.entries()) out.emplace_back(entry.name, file.tensor(entry.name));
-  return out;
-}
+std::string folder_open_error(const fs::path& folder) { return test::open_error(open_hf, folder); }
 
 Batch folder_batch() {
   Batch batch;
@@ -78,18 +31,21 @@ TEST_CASE("hf folder: models go out and come back equal") {
   test::TempDir folder;
   const Batch batch = folder_batch();
   torch::NoGradGuard no_grad;
-  for (const bool bert : {true, false}) {
-    EncoderOptions options = bert ? folder_bert() : folder_roformer();
+  for (const HfFamily family : {HfFamily::bert, HfFamily::roformer, HfFamily::nezha}) {
+    EncoderOptions options = family == HfFamily::bert       ? folder_bert()
+                             : family == HfFamily::roformer ? folder_roformer()
+                                                            : folder_nezha();
     for (const Activation activation :
          {Activation::gelu, Activation::gelu_tanh, Activation::relu, Activation::silu, Activation::tanh}) {
       options.activation = activation;
-      if (!bert) options.embedding = activation == Activation::relu ? 6 : 0;
-      INFO((bert ? "bert" : "roformer") << ", activation " << static_cast<int>(activation));
-      MaskedLm source = folder_random(MaskedLm(options));
+      if (family == HfFamily::roformer) options.embedding = activation == Activation::relu ? 6 : 0;
+      INFO(enum_name(family) << ", activation " << enum_name(activation));
+      MaskedLm source = test::randomise(MaskedLm(options));
       REQUIRE(save_hf(folder / "lm", *source).unused.empty());
       const HfFolder read = open_hf(folder / "lm");
       REQUIRE(read.head == HeadType::mlm);
-      REQUIRE(read.family == (bert ? HfFamily::bert : HfFamily::roformer));
+      REQUIRE(read.family == family);
+      REQUIRE(hf_model_type(folder / "lm") == enum_name(family));
       REQUIRE(read.encoder.activation == activation);
       REQUIRE(read.encoder.embedding == options.embedding);
       MaskedLm copy(read.encoder);
@@ -99,8 +55,8 @@ TEST_CASE("hf folder: models go out and come back equal") {
       REQUIRE(report.unused.empty());
       REQUIRE(torch::equal(copy(batch), source(batch)));
 
-      const ClassifierOptions classifier{.kind = bert ? HeadKind::bert : HeadKind::roformer, .labels = 3};
-      SequenceClassifier classified = folder_random(SequenceClassifier(options, classifier));
+      const ClassifierOptions classifier{.kind = hf_head_kind(family), .labels = 3, .dropout = {}};
+      SequenceClassifier classified = test::randomise(SequenceClassifier(options, classifier));
       save_hf(folder / "classifier", *classified, {.label_names = {"no", "maybe", "yes"}});
       const HfFolder labelled = open_hf(folder / "classifier");
       REQUIRE(labelled.head == HeadType::classifier);
@@ -117,7 +73,7 @@ TEST_CASE("hf folder: fresh heads are named, other heads are passed over") {
   test::TempDir folder;
   torch::NoGradGuard no_grad;
   const EncoderOptions options = folder_bert();
-  save_hf(folder / "lm", *folder_random(MaskedLm(options)));
+  save_hf(folder / "lm", *test::randomise(MaskedLm(options)));
   const HfFolder lm = open_hf(folder / "lm");
   SequenceClassifier bert(options, ClassifierOptions{.kind = HeadKind::bert});
   HfReport report = load_hf(*bert, lm);
@@ -132,7 +88,7 @@ TEST_CASE("hf folder: fresh heads are named, other heads are passed over") {
   REQUIRE_THROWS_WITH(save_hf(folder / "x", *roformer), Catch::Contains("fine-tune with head: bert"));
 
   // A pooler becomes the first layer of BERT's classifier.
-  Pretrained pooled = folder_random(Pretrained(PretrainedOptions{.encoder = options, .pooler = true}));
+  Pretrained pooled = test::randomise(Pretrained(PretrainedOptions{.encoder = options, .pooler = true}));
   save_hf(folder / "pooled", *pooled);
   const HfFolder with_pooler = open_hf(folder / "pooled");
   REQUIRE(with_pooler.pooler);
@@ -147,7 +103,7 @@ TEST_CASE("hf folder: fresh heads are named, other heads are passed over") {
   REQUIRE(load_hf(*fresh, with_pooler).fresh.size() == 5);
 
   // Part of a head is no head.
-  FolderTensors tensors = folder_tensors(folder / "lm");
+  test::FolderTensors tensors = test::folder_tensors(folder / "lm");
   tensors.erase(std::find_if(tensors.begin(), tensors.end(),
                              [](const auto& t) { return t.first == "cls.predictions.bias"; }));
   save_safetensors(folder / "lm" / "model.safetensors", tensors);
@@ -162,9 +118,9 @@ TEST_CASE("hf folder: fresh heads are named, other heads are passed over") {
 
 TEST_CASE("hf folder: all that does not fit is listed at once, and nothing is loaded") {
   test::TempDir folder;
-  save_hf(folder.path(), *folder_random(MaskedLm(folder_roformer())));
-  FolderTensors tensors;
-  for (auto& [name, tensor] : folder_tensors(folder.path())) {
+  save_hf(folder.path(), *test::randomise(MaskedLm(folder_roformer())));
+  test::FolderTensors tensors;
+  for (auto& [name, tensor] : test::folder_tensors(folder.path())) {
     if (name == "roformer.encoder.layer.1.output.dense.bias") continue;
     if (name == "roformer.embeddings.LayerNorm.weight") tensor = torch::ones({9});
     if (name == "roformer.embeddings.LayerNorm.bias") tensor = torch::ones({8}, torch::kInt64);
@@ -213,13 +169,13 @@ TEST_CASE("hf folder: all that does not fit is listed at once, and nothing is lo
 
 TEST_CASE("hf folder: tables of sines of any length, or none") {
   test::TempDir folder;
-  MaskedLm source = folder_random(MaskedLm(folder_roformer()));
+  MaskedLm source = test::randomise(MaskedLm(folder_roformer()));
   for (const int64_t length : {1, 7, 2000}) {
     save_hf(folder.path(), *source, {.max_length = length});
     MaskedLm copy(folder_roformer());
     REQUIRE_NOTHROW(load_hf(*copy, open_hf(folder.path())));
   }
-  FolderTensors tensors = folder_tensors(folder.path());
+  test::FolderTensors tensors = test::folder_tensors(folder.path());
   tensors.erase(std::find_if(tensors.begin(), tensors.end(), [](const auto& t) {
     return t.first.find("embed_positions") != std::string::npos;
   }));
@@ -231,10 +187,10 @@ TEST_CASE("hf folder: tables of sines of any length, or none") {
 TEST_CASE("hf folder: a decoder of its own") {
   test::TempDir folder;
   torch::NoGradGuard no_grad;
-  Pretrained source = folder_random(
+  Pretrained source = test::randomise(
       Pretrained(PretrainedOptions{.encoder = folder_bert(), .head = HeadType::mlm, .tied = false}));
   save_hf(folder.path(), *source);
-  REQUIRE(folder_config(folder.path()).at("tie_word_embeddings") == false);
+  REQUIRE(test::folder_config(folder.path()).at("tie_word_embeddings") == false);
   const HfFolder read = open_hf(folder.path());
   REQUIRE_FALSE(read.tied);
   Pretrained copy = load_pretrained(read);
@@ -245,9 +201,9 @@ TEST_CASE("hf folder: a decoder of its own") {
   MaskedLm tied(folder_bert());
   REQUIRE_THROWS_WITH(load_hf(*tied, read), Catch::Contains("decoder is not tied"));
   // Said to be tied, the embeddings decode whatever else is stored: so does transformers.
-  nlohmann::json config = folder_config(folder.path());
+  nlohmann::json config = test::folder_config(folder.path());
   config.erase("tie_word_embeddings");
-  folder_write(folder / "config.json", config.dump());
+  test::fuzz_write(folder / "config.json", config.dump());
   REQUIRE(load_hf(*tied, open_hf(folder.path())).fresh.empty());
   tied->eval();
   REQUIRE(max_error(tied(batch), logits.flatten(0, 1).index_select(0, batch.targets)) > 1e-2);
@@ -255,10 +211,12 @@ TEST_CASE("hf folder: a decoder of its own") {
 
 TEST_CASE("hf folder: options of config.json that are not ours are refused by name") {
   test::TempDir folder;
-  save_hf(folder.path(), *folder_random(MaskedLm(folder_bert())));
-  auto error = [&](const nlohmann::json& change) { return folder_config_error(folder.path(), change); };
+  save_hf(folder.path(), *test::randomise(MaskedLm(folder_bert())));
+  auto error = [&](const nlohmann::json& change) {
+    return test::config_error(open_hf, folder.path(), change);
+  };
   REQUIRE(error({{"model_type", "electra"}}) ==
-          "model_type 'electra' is not supported; 'bert' and 'roformer' are");
+          "model_type 'electra' is not supported; 'bert', 'nezha' and 'roformer' are");
   REQUIRE(error({{"position_embedding_type", "relative_key"}}) ==
           "position_embedding_type 'relative_key' is not supported; 'absolute' is");
   REQUIRE(error({{"is_decoder", true}}) == "'is_decoder' is not supported");
@@ -294,33 +252,85 @@ TEST_CASE("hf folder: options of config.json that are not ours are refused by na
                  {"norm_type", nullptr},
                  {"hidden_act", "swish"}}) == "accepted");
   // The first files of BERT name no type.
-  nlohmann::json config = folder_config(folder.path());
+  nlohmann::json config = test::folder_config(folder.path());
   config.erase("model_type");
-  folder_write(folder / "config.json", config.dump());
+  test::fuzz_write(folder / "config.json", config.dump());
   REQUIRE(folder_open_error(folder.path()) == "accepted");
   config.erase("architectures");
-  folder_write(folder / "config.json", config.dump());
+  test::fuzz_write(folder / "config.json", config.dump());
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::Contains("'model_type' is missing; add"));
-  folder_write(folder / "config.json", "{\"a\": ");
+  test::fuzz_write(folder / "config.json", "{\"a\": ");
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::Contains("config.json: not JSON: "));
-  folder_write(folder / "config.json", std::string(100000, '['));
+  test::fuzz_write(folder / "config.json", std::string(100000, '['));
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::EndsWith("config.json: nested more than 32 deep"));
-  folder_write(folder / "config.json", "[1]");
+  test::fuzz_write(folder / "config.json", "[1]");
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::EndsWith("config.json: expected a JSON object"));
   fs::remove(folder / "config.json");
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::EndsWith("no config.json here"));
   REQUIRE_THAT(folder_open_error(folder / "absent"), Catch::EndsWith("no such folder"));
 }
 
+TEST_CASE("hf folder: NEZHA's options, and its table that files may hold") {
+  test::TempDir folder;
+  Pretrained source = test::randomise(
+      Pretrained(PretrainedOptions{.encoder = folder_nezha(), .head = HeadType::mlm, .pooler = true}));
+  REQUIRE(save_hf(folder.path(), *source).unused ==
+          std::vector<std::string>{"nezha.pooler.dense.weight", "nezha.pooler.dense.bias"});
+  REQUIRE(test::folder_config(folder.path()).at("max_relative_position") == 3);
+  REQUIRE(test::folder_config(folder.path()).at("max_position_embeddings") == 512);
+  auto error = [&](const nlohmann::json& change) {
+    return test::config_error(open_hf, folder.path(), change);
+  };
+  REQUIRE(error({{"use_relative_position", true}, {"embedding_size", 8}}) == "accepted");
+  REQUIRE(error({{"use_relative_position", false}}) ==
+          "'use_relative_position' is false: not a NEZHA with relative positions");
+  REQUIRE(error({{"embedding_size", 4}}) == "'embedding_size' differs from 'hidden_size': not a NEZHA");
+  REQUIRE(error({{"max_relative_position", 0}}) ==
+          "'max_relative_position' must be an integer from 1 to 1048576");
+  REQUIRE(error({{"max_relative_positions", 4}}) ==
+          "option 'max_relative_positions' is not known here; "
+          "remove it if the model computes the same without it");
+  // Absent, the distance is 64, and the dropout before the classifier 0.1; null is the encoder's.
+  nlohmann::json config = test::folder_config(folder.path());
+  for (const char* key : {"max_relative_position", "vocab_size", "classifier_dropout"}) config.erase(key);
+  test::fuzz_write(folder / "config.json", config.dump());
+  HfFolder read = open_hf(folder.path());
+  REQUIRE(std::get<NezhaOptions>(read.encoder.positions.at(0)).max_distance == 64);
+  REQUIRE(read.encoder.vocab_size == 21128);
+  REQUIRE(read.classifier.dropout == 0.1);
+  REQUIRE_THROWS_WITH(load_hf(*MaskedLm(folder_nezha()), read),
+                      Catch::Contains("model.positions.max_distance is 3, the folder's 64"));
+  config["max_relative_position"] = 3;
+  config["vocab_size"] = 11;
+  config["classifier_dropout"] = nullptr;
+  test::fuzz_write(folder / "config.json", config.dump());
+  REQUIRE_FALSE(open_hf(folder.path()).classifier.dropout.has_value());
+
+  test::FolderTensors tensors = test::folder_tensors(folder.path());
+  const std::string table = "attention.self.relative_positions_encoding.positions_encoding";
+  tensors.emplace_back("nezha.encoder.layer.0." + table, torch::ones({4, 4, 4}));
+  tensors.emplace_back("nezha.encoder.layer.1." + table, torch::ones({4, 4, 4}));
+  tensors.emplace_back("cls.seq_relationship.bias", torch::ones({2}));
+  save_safetensors(folder / "model.safetensors", tensors);
+  MaskedLm copy(folder_nezha());
+  REQUIRE(load_hf(*copy, open_hf(folder.path())).unused ==
+          std::vector<std::string>{"cls.seq_relationship.bias"});
+  copy->eval();
+  const Batch batch = folder_batch();
+  torch::NoGradGuard no_grad;
+  const torch::Tensor logits = source(batch.tokens, batch.keep, batch.segments).logits;
+  REQUIRE(torch::equal(copy(batch), logits.flatten(0, 1).index_select(0, batch.targets)));
+}
+
 TEST_CASE("hf folder: indices of shards name files of the folder, and all of their tensors") {
   test::TempDir folder;
-  MaskedLm source = folder_random(MaskedLm(folder_bert()));
+  MaskedLm source = test::randomise(MaskedLm(folder_bert()));
   save_hf(folder.path(), *source);
-  const FolderTensors tensors = folder_tensors(folder.path());
+  const test::FolderTensors tensors = test::folder_tensors(folder.path());
   fs::remove(folder / "model.safetensors");
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::Contains("no weights here"));
   nlohmann::json index;
-  FolderTensors parts[2];
+  test::FolderTensors parts[2];
   for (size_t i = 0; i < tensors.size(); ++i) {
     parts[i % 2].push_back(tensors[i]);
     index["weight_map"][tensors[i].first] = "part-" + std::to_string(i % 2) + ".safetensors";
@@ -328,7 +338,7 @@ TEST_CASE("hf folder: indices of shards name files of the folder, and all of the
   save_safetensors(folder / "part-0.safetensors", parts[0]);
   save_safetensors(folder / "part-1.safetensors", parts[1]);
   const fs::path path = folder / "model.safetensors.index.json";
-  folder_write(path, index.dump());
+  test::fuzz_write(path, index.dump());
   MaskedLm copy(folder_bert());
   load_hf(*copy, open_hf(folder.path()));
   REQUIRE(torch::equal(copy->encoder->token_weight(), source->encoder->token_weight()));
@@ -336,23 +346,23 @@ TEST_CASE("hf folder: indices of shards name files of the folder, and all of the
   for (const char* name : {"../part-0.safetensors", "/etc/passwd", "..", ""}) {
     nlohmann::json bad = index;
     bad["weight_map"]["x"] = name;
-    folder_write(path, bad.dump());
+    test::fuzz_write(path, bad.dump());
     REQUIRE_THAT(folder_open_error(folder.path()), Catch::EndsWith("is no file of this folder"));
   }
   nlohmann::json bad = index;
   bad["weight_map"]["x"] = "part-0.safetensors";
-  folder_write(path, bad.dump());
+  test::fuzz_write(path, bad.dump());
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::EndsWith("not in the files: 'x'"));
   bad["weight_map"]["x"] = "part-2.safetensors";
-  folder_write(path, bad.dump());
+  test::fuzz_write(path, bad.dump());
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::Contains("part-2.safetensors"));
-  folder_write(path, "{}");
+  test::fuzz_write(path, "{}");
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::EndsWith("'weight_map' is missing"));
   // Two names of one tensor.
-  FolderTensors twice = parts[0];
+  test::FolderTensors twice = parts[0];
   twice.emplace_back("embeddings.LayerNorm.gamma", torch::ones({8}));
   twice.emplace_back("bert.embeddings.LayerNorm.weight", torch::ones({8}));
-  FolderTensors unique(twice.begin(), twice.end());
+  test::FolderTensors unique(twice.begin(), twice.end());
   std::map<std::string, torch::Tensor> by_name(unique.begin(), unique.end());
   save_safetensors(folder / "model.safetensors", {by_name.begin(), by_name.end()});
   REQUIRE_THAT(folder_open_error(folder.path()), Catch::Contains("are the same tensor"));

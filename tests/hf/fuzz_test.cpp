@@ -1,5 +1,6 @@
 #include "roformer/core/error.h"
 #include "roformer/hf/folder.h"
+#include "roformer/hf/llama.h"
 #include "roformer/hf/pickle.h"
 
 #include "tests/fuzz.h"
@@ -51,6 +52,12 @@ const std::vector<std::string>& fuzz_json_words() {
                                               "\"model_type\":\"bert\"",
                                               "\"architectures\":[",
                                               "\"num_labels\":",
+                                              "\"rope_scaling\":{\"rope_type\":\"llama3\",",
+                                              "\"yarn\"",
+                                              "\"factor\":",
+                                              "\"eos_token_id\":[",
+                                              "\"num_key_value_heads\":",
+                                              "\"head_dim\":",
                                               std::string(1, '\0')};
   return words;
 }
@@ -205,6 +212,37 @@ TEST_CASE("fuzz: config.json") {
     const fs::path path = folder / (random() % 2 ? "bert" : "roformer");
     fuzz_write(path / "config.json", bytes);
     load_pretrained(open_hf(path));
+  });
+  REQUIRE(counts.first > 0);
+  REQUIRE(counts.second > 0);
+}
+
+TEST_CASE("fuzz: config.json of a LLaMA") {
+  test::TempDir folder;
+  torch::NoGradGuard no_grad;
+  CausalLmOptions options;
+  options.dim = 4;
+  options.layers = 1;
+  options.heads = 2;
+  options.kv_heads = 1;
+  options.ffn = 4;
+  options.vocab_size = 5;
+  options.norm = NormKind::rms;
+  options.gated = true;
+  options.bias = false;
+  std::vector<std::string> corpus;
+  for (const RotaryScaling& scaling : std::initializer_list<RotaryScaling>{
+           NoScaling{}, DynamicNtkScaling{}, YarnScaling{.attention_factor = 1.1}, Llama3Scaling{}}) {
+    RotaryOptions rotary;
+    rotary.scaling = scaling;
+    options.positions = {rotary};
+    save_hf_llama(folder.path(), *CausalLm(options), {.eos_tokens = {2, 3}});
+    corpus.push_back(fuzz_bytes(folder / "config.json"));
+  }
+  const torch::Tensor tokens = torch::zeros({1, 3}, torch::kInt64);
+  const auto counts = fuzz(corpus, fuzz_json_words(), [&](const std::string& bytes) {
+    fuzz_write(folder / "config.json", bytes);
+    load_llama(open_hf_llama(folder.path()))->forward(tokens);
   });
   REQUIRE(counts.first > 0);
   REQUIRE(counts.second > 0);

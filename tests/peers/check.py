@@ -1,5 +1,6 @@
 """Checks against the Python packages: check.py [folder of the build]. One line at the end: N passed, N failed."""
 
+import inspect
 import json
 import logging
 import os
@@ -22,13 +23,16 @@ from safetensors.torch import load_file, save_file
 from sides import SMALL, open_sides
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 from transformers import (
+    AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertTokenizer,
     BertTokenizerFast,
+    LlamaConfig,
     RoFormerConfig,
 )
 
@@ -164,7 +168,9 @@ def compare_encoded(test, folder, source, model):
     keep = torch.ones_like(ids)
     keep[0, 8:] = 0  # padding on the right, on the left, and none
     keep[1, :5] = 0
-    inputs = {"input_ids": ids, "attention_mask": keep, "token_type_ids": (torch.arange(12) > 6).long().repeat(3, 1)}
+    inputs = {"input_ids": ids, "attention_mask": keep}
+    if "token_type_ids" in inspect.signature(model.forward).parameters:
+        inputs["token_type_ids"] = (torch.arange(12) > 6).long().repeat(3, 1)
     given, written = os.path.join(folder, "inputs.safetensors"), os.path.join(folder, "states.safetensors")
     save_file(inputs, given)
     run_program("encode", source, given, written)
@@ -241,6 +247,59 @@ class HuggingFaceFolders(unittest.TestCase):
     def test_roformer_regression(self):
         config = RoFormerConfig(**self.SHAPE, num_labels=1, hidden_act="tanh")
         self.there_and_back(AutoModelForSequenceClassification, config)
+
+
+    def test_nezha_masked_language_model(self):
+        config = AutoConfig.for_model("nezha", **self.SHAPE, max_relative_position=5)
+        self.there_and_back(AutoModelForMaskedLM, config)
+
+    def test_nezha_alone_with_a_pooler(self):
+        self.there_and_back(AutoModel, AutoConfig.for_model("nezha", **self.SHAPE, max_relative_position=50))
+
+    def test_nezha_classifier(self):
+        config = AutoConfig.for_model("nezha", **self.SHAPE, num_labels=3, classifier_dropout=None)
+        self.there_and_back(AutoModelForSequenceClassification, config)
+
+    def llama(self, scaling=None, dtype=torch.float32, safe=True, **options):
+        shape = {**self.SHAPE, "num_key_value_heads": 2, "rope_theta": 500.0, "rope_scaling": scaling, **options}
+        self.there_and_back(AutoModelForCausalLM, LlamaConfig(**shape), dtype, safe)
+
+    def test_llama(self):
+        self.llama(num_key_value_heads=4, rms_norm_eps=0.01, head_dim=10, hidden_act="gelu_pytorch_tanh")
+
+    def test_llama_linear(self):
+        self.llama({"rope_type": "linear", "factor": 3.0}, dtype=torch.bfloat16, eos_token_id=[2, 5])
+
+    def test_llama_dynamic(self):
+        self.llama({"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=8)
+
+    def test_llama_yarn(self):
+        yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10, "beta_fast": 8.0}
+        self.llama({**yarn, "mscale": 0.5, "mscale_all_dim": 1.0, "truncate": False})
+
+    def test_llama3_tied_as_a_pickle(self):
+        scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        scaling["original_max_position_embeddings"] = 32
+        self.llama(scaling, safe=False, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+
+    def test_llama_trained_here(self):
+        with tempfile.TemporaryDirectory() as folder:
+            names = ("text.txt", "config.yaml", "run", "target")
+            text, config, run, target = (os.path.join(folder, name) for name in names)
+            write_text(text, SENTENCES[0] * 200)
+            write_text(
+                config,
+                f"task: {{type: byte_lm, file: {json.dumps(text)}, length: 32}}\n"
+                "tokenizer: bytes\n"
+                "model: {type: causal, dim: 32, layers: 2, heads: 4, kv_heads: 2, ffn: 48, norm: rms, gated: true,\n"
+                "  activation: silu, bias: false, positions: rotary}\n"
+                "trainer: {steps: 20, batch: 8, threads: 1, device: cpu, optimizer: {lr: 3e-3}}\n",
+            )
+            run_program("train", config, "--run", run, "--quiet")
+            run_program("convert", run, target)
+            model = open_whole(AutoModelForCausalLM, target)  # its pairs of columns are halves, the run's interleaved
+            self.assertEqual((model.config.model_type, model.config.vocab_size), ("llama", 256))
+            compare_encoded(self, folder, run, model)
 
 
 SENTENCES = """

@@ -118,6 +118,54 @@ TEST_CASE_METHOD(ProgramFixture, "a run folder explains itself") {
   }
 }
 
+TEST_CASE_METHOD(ProgramFixture, "plot decay draws Figure 2, and measures a run") {
+  const Outcome plain = run({"plot", "decay", "--max", "300", "--csv", path("decay.csv"), "--out", path("decay")});
+  INFO(plain.output);
+  REQUIRE(plain.status == 0);
+  CHECK(plain.output.find("not monotone") != std::string::npos);
+  CHECK(plain.output.find("10.0899") != std::string::npos);  // m = 64, d = 128
+  CHECK(plain.output.find("5.6999") != std::string::npos);   // and d = 64
+  const std::string csv = read_file(folder / "decay.csv", 1 << 20);
+  CHECK(csv.starts_with("m,bound\r\n0,32.5\r\n1,31.53816614"));
+  CHECK(line_count(csv) == 302);
+  CHECK(csv.find("\r\n236,6.41499702") != std::string::npos);
+  CHECK(std::filesystem::file_size(folder / "decay.png") > 1000);
+  const std::string svg = read_file(folder / "decay.svg", 1 << 24);
+  CHECK(svg.find("not monotone") != std::string::npos);
+  CHECK(run({"plot", "decay", "--out", path("again")}).output.find("115 of 256") != std::string::npos);
+
+  REQUIRE(run({"train", path("run.yaml"), "--run", path("run"), "--quiet"}).status == 0);
+  REQUIRE(run({"train", path("run.yaml"), "--run", path("bert"), "--quiet", "--set",
+               "model.positions.type=learned", "--set", "trainer.steps=2"})
+              .status == 0);
+  const Outcome trained =
+      run({"plot", "decay", "--dim", "8", "--max", "20", "--run", path("run"), "--out", path("trained")});
+  INFO(trained.output);
+  REQUIRE(trained.status == 0);
+  CHECK(trained.output.find("trained: mean over") != std::string::npos);
+  CHECK(trained.output.find("bound, d = 64") == std::string::npos);
+  CHECK(std::filesystem::file_size(folder / "trained.png") > 1000);
+
+  for (const auto& [arguments, what] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--dim", "7"}, "even"},
+           {{"--dim", "0"}, "--dim"},
+           {{"--dim", "100000000000"}, "--dim"},
+           {{"--max", "0"}, "--max"},
+           {{"--max", "1000000000"}, "--max"},
+           {{"--run", path("never")}, "never"},
+           {{"--run", path("bert")}, "no rotary"}}) {
+    std::vector<std::string> all = {"plot", "decay", "--out", path("bad")};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const Outcome bad = run(all);
+    CAPTURE(what, bad.output);
+    CHECK(bad.status == 2);
+    CHECK(line_count(bad.output) == 1);
+    CHECK(bad.output.find(what) != std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(folder / "bad.png"));
+  }
+  CHECK(run({"plot"}).status == 2);
+}
+
 TEST_CASE_METHOD(ProgramFixture, "ablate runs every arm and seed, goes on where it stopped, and reports") {
   const std::vector<std::string> command = {"ablate", path("ablate.yaml"), "--run", path("all"), "--jobs",
                                             "2"};
@@ -133,14 +181,15 @@ TEST_CASE_METHOD(ProgramFixture, "ablate runs every arm and seed, goes on where 
   INFO(outcome.output);
   REQUIRE(outcome.status == 0);
   CHECK(std::filesystem::last_write_time(folder / "all/rotary-seed1/result.json") == made);  // not run again
-  for (const char* name : {"results.md", "results.json", "curves.png", "curves.svg",
-                           "learned-seed2/result.json", "none-seed2/metrics.jsonl"}) {
+  for (const char* name :
+       {"results.md", "results.json", "results.csv", "runs.csv", "curves.png", "curves.svg", "report.html",
+        "learned-seed2/result.json", "none-seed2/metrics.jsonl"}) {
     INFO(name);
     CHECK(std::filesystem::exists(folder / "all" / name));
   }
   const auto results = nlohmann::json::parse(read_file(folder / "all/results.json", 1 << 20));
   const auto last = MetricsLog::read(folder / "all/learned-seed2/metrics.jsonl").back();
-  CHECK(results["numbers"]["learned"]["2"]["loss"].back() == last["loss"]);
+  CHECK(results["numbers"]["rows"]["learned"]["seeds"]["2"]["loss"].back() == last["loss"]);
 
   // An arm equals the same options trained alone.
   REQUIRE(run({"train", path("run.yaml"), "--run", path("alone"), "--set", "model.positions.type=learned",

@@ -1,0 +1,233 @@
+#include "roformer/ablation_lengths.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <ostream>
+
+#include "roformer/core/files.h"
+#include "roformer/core/interrupt.h"
+#include "roformer/core/log.h"
+#include "roformer/report/plots.h"
+#include "roformer/run_folder.h"
+
+namespace roformer {
+namespace {
+
+constexpr std::array<std::string_view, 5> scaling_names = {"none", "linear", "ntk", "dynamic", "yarn"};
+
+/// The rotary encoding of a run that scaling can be put on after training; null if there is none.
+RotaryOptions* plain_rotary(RunOptions& run) {
+  auto& all = std::visit(
+      [](auto& model) -> auto& { return model.positions; }, run.model);
+  for (PositionOptions& positions : all) {
+    auto* rotary = std::get_if<RotaryOptions>(&positions);
+    if (rotary && !rotary->trainable && rotary->xpos == 0.0 &&
+        std::holds_alternative<NoScaling>(rotary->scaling))
+      return rotary;
+  }
+  return nullptr;
+}
+
+RotaryScaling scaling_to(std::string_view name, int64_t trained, int64_t length) {
+  const double factor = static_cast<double>(length) / static_cast<double>(trained);
+  if (name == "linear") return LinearScaling{factor};
+  if (name == "ntk") return NtkScaling{factor};
+  if (name == "dynamic") return DynamicNtkScaling{1.0, trained};
+  YarnScaling yarn;
+  yarn.factor = factor;
+  yarn.original_length = trained;
+  return yarn;
+}
+
+/// Sequences of one evaluation, and what the task calls their length.
+void set_length(RunOptions& run, int64_t length, int64_t longest) {
+  const int64_t trained = training_length(run), share = longest / length;
+  if (auto* bytes = std::get_if<ByteLmOptions>(&run.task)) {
+    bytes->length = length;
+    bytes->eval_windows *= share;
+  } else {
+    run.data.length = length;
+    run.data.eval_sequences *= share;
+  }
+  run.trainer.batch = std::max<int64_t>(1, run.trainer.batch * trained / length);  // memory as in training
+}
+
+/// One evaluation to make: loss of `run` at `length` under `scaling`.
+struct LengthCell {
+  const AblationRun* run;
+  std::string_view scaling;
+  int64_t length;
+  std::optional<double> loss = {};
+};
+
+/// lengths.json of a run folder: measured losses, valid for one checkpoint and one amount of text.
+class LengthFile {
+ public:
+  LengthFile(std::filesystem::path path, int64_t step, int64_t longest) : path_(std::move(path)) {
+    const nlohmann::ordered_json fresh = {
+        {"step", step}, {"longest", longest}, {"losses", nlohmann::ordered_json::object()}};
+    std::error_code ignored;
+    if (std::filesystem::exists(path_, ignored)) {
+      content_ =
+          nlohmann::ordered_json::parse(read_file(path_, 1 << 20), nullptr, /*allow_exceptions=*/false);
+    }
+    const bool usable = content_.is_object() && content_.contains("losses") &&
+                        content_["losses"].is_object() &&
+                        content_.value("step", nlohmann::ordered_json()) == step &&
+                        content_.value("longest", nlohmann::ordered_json()) == longest;
+    if (!usable) content_ = fresh;
+  }
+
+  std::optional<double> find(const std::string& key) const {
+    const auto& losses = content_["losses"];
+    if (!losses.contains(key) || !losses[key].is_number()) return std::nullopt;
+    return losses[key].get<double>();
+  }
+  void put(const std::string& key, double loss) {
+    content_["losses"][key] = loss;
+    write_file_atomically(path_, content_.dump(2) + "\n");
+  }
+
+ private:
+  std::filesystem::path path_;
+  nlohmann::ordered_json content_;
+};
+
+/// Fills in the losses, from the files where they are there.
+void measure(std::vector<LengthCell>& cells, int64_t longest) {
+  log::Progress progress({"other lengths"});
+  log::ProgressState state;
+  state.steps = static_cast<int64_t>(cells.size());
+  for (LengthCell& cell : cells) {
+    progress.update(0, state);
+    ++state.step;
+    const std::vector<int64_t> steps = CheckpointFolder(cell.run->folder).steps();
+    if (steps.empty()) continue;
+    LengthFile file(cell.run->folder / "lengths.json", steps.front(), longest);
+    const std::string key = fmt::format("{} {}", cell.length, cell.scaling);
+    cell.loss = file.find(key);
+    if (cell.loss) continue;
+    if (interrupted()) throw Interrupted();
+    RunOptions options = cell.run->options;
+    const int64_t trained = training_length(options);
+    set_length(options, cell.length, longest);
+    if (cell.scaling != "none")
+      plain_rotary(options)->scaling = scaling_to(cell.scaling, trained, cell.length);
+    cell.loss = evaluate_checkpoint(options, CheckpointFolder(cell.run->folder).path(steps.front()))
+                    .metrics.at("loss");
+    file.put(key, *cell.loss);
+  }
+  state.state = "done";
+  progress.update(0, state);
+}
+
+}  // namespace
+
+LengthStudy study_lengths(const std::vector<AblationRun>& runs, const std::vector<int64_t>& lengths,
+                          const std::string& name, const std::filesystem::path& folder, std::ostream& out) {
+  // All cells first, so that progress knows how many there are.
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  struct Row {
+    std::string arm;
+    std::string_view scaling;
+    std::optional<int64_t> limit;
+    std::vector<std::vector<size_t>> cells;  ///< [length][seed] -> cell
+  };
+  std::vector<LengthCell> cells;
+  std::vector<Row> rows;
+  int64_t trained = 0;
+  for (const std::string_view scaling : scaling_names) {
+    for (const AblationRun& run : runs) {
+      RunOptions options = run.options;
+      trained = training_length(options);
+      if (scaling != "none" && !plain_rotary(options)) continue;
+      auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& each) {
+        return each.arm == run.label() && each.scaling == scaling;
+      });
+      if (row == rows.end()) {
+        rows.push_back({run.label(), scaling, longest_length(options), {}});
+        row = rows.end() - 1;
+        row->cells.resize(lengths.size());
+      }
+      if (!finished_result(run.folder, run.options.trainer.steps)) continue;
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        if (row->limit && lengths[i] > *row->limit) continue;
+        if (scaling != "none" && lengths[i] <= trained) continue;  // the same as without
+        row->cells[i].push_back(cells.size());
+        cells.push_back({&run, scaling, lengths[i]});
+      }
+    }
+  }
+  std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
+    auto place = [&](const std::string& arm) {
+      return std::find_if(runs.begin(), runs.end(),
+                          [&](const AblationRun& run) { return run.label() == arm; });
+    };
+    return place(a.arm) < place(b.arm);
+  });
+  measure(cells, longest);
+
+  LengthStudy study;
+  study.table = {fmt::format("Validation loss of {} at other lengths", name), {"arm", "scaling"}, {}, {}};
+  for (const int64_t length : lengths) study.table.columns.push_back(fmt::format("{} tokens", length));
+  Figure as_trained{"", "length (tokens)", "validation loss (nats per target)", {}, {}, {}, true};
+  Figure scaled = as_trained;
+  nlohmann::ordered_json numbers = nlohmann::ordered_json::array();
+  Table csv{"", {"arm", "scaling", "length", "seed", "loss"}, {}, {}};
+  bool any_unable = false;
+  for (const Row& row : rows) {
+    std::vector<std::string> texts = {row.arm, std::string(row.scaling)};
+    Curve curve{
+        row.scaling == "none" ? row.arm : fmt::format("{} + {}", row.arm, row.scaling), {}, {}, {}, {}};
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      std::vector<double> losses;
+      for (const size_t index : row.cells[i]) {
+        const LengthCell& cell = cells[index];
+        if (!cell.loss) continue;
+        losses.push_back(*cell.loss);
+        csv.rows.push_back({row.arm, std::string(row.scaling), std::to_string(cell.length),
+                            std::to_string(cell.run->seed), unrounded(*cell.loss)});
+        numbers.push_back({{"arm", row.arm},
+                           {"scaling", row.scaling},
+                           {"length", cell.length},
+                           {"seed", cell.run->seed},
+                           {"loss", *cell.loss}});
+      }
+      const bool unable = row.limit && lengths[i] > *row.limit;
+      any_unable = any_unable || unable;
+      texts.push_back(unable ? "not able" : mean_and_interval(losses, 3));
+      if (losses.empty()) continue;
+      curve.x.push_back(static_cast<double>(lengths[i]));
+      curve.y.push_back(mean(losses));
+    }
+    study.table.rows.push_back(std::move(texts));
+    if (curve.x.empty()) continue;
+    if (row.scaling == "none") as_trained.curves.push_back(curve);
+    const bool has_scalings = std::any_of(rows.begin(), rows.end(), [&](const Row& other) {
+      return other.arm == row.arm && other.scaling != "none";
+    });
+    if (has_scalings) scaled.curves.push_back(curve);
+  }
+  study.table.notes.push_back(
+      fmt::format("Last checkpoints, trained at {} tokens; mean over seeds ± 95 % t interval; the same "
+                  "number of tokens at every "
+                  "length. Scaling: put on RoPE for the evaluation alone, by the factor length / {}; – where "
+                  "it changes nothing.",
+                  trained, trained));
+  if (any_unable) study.table.notes.push_back("not able: the table of positions ends before.");
+  write_table(study.table, numbers, folder / "lengths");
+  write_file_atomically(folder / "lengths.csv", to_csv(csv));
+  out << "\n" << to_markdown(study.table) << "\n";
+  auto draw = [&](const Figure& figure, const char* stem) {
+    if (figure.curves.empty()) return;
+    plot(figure, folder / stem);
+    study.pictures.push_back(folder / stem);
+    out << "picture " << (folder / stem).string() << ".png\n";
+  };
+  draw(as_trained, "lengths");
+  draw(scaled, "lengths-scaling");
+  return study;
+}
+
+}  // namespace roformer
