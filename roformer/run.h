@@ -33,7 +33,7 @@ struct EncoderModelOptions : EncoderOptions {
 template <class V>
 void fields(V& v, EncoderModelOptions& o) {
   v("path", o.path,
-    "Hugging Face folder (BERT, RoFormer): its weights, and its options and tokenizer where this file names "
+    "Hugging Face folder (BERT, RoFormer, NEZHA): its weights, and its options and tokenizer where this file names "
     "none");
   fields(v, static_cast<EncoderOptions&>(o));
   v("vocab_size", o.vocab_size, "rows of the token embedding; 0 = as many as the tokenizer has tokens",

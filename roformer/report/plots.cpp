@@ -46,12 +46,17 @@ std::string drawable(std::string_view text) {
 }
 
 // Every character that could mean something to gnuplot goes as an octal escape. (Doubling single quotes does
-// not do: gnuplot takes two doubled ones in a row for the end of the string.)
+// not do: gnuplot takes two doubled ones in a row for the end of the string.) A digit after an escape goes as
+// one too, as gnuplot would read it as part of that number.
 std::string gnuplot_string(std::string_view text) {
   std::string out = "\"";
+  bool after_escape = false;
   for (const char c : drawable(text)) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == ' ';
+    const bool digit = c >= '0' && c <= '9';
+    const bool plain =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (digit && !after_escape) || c == ' ';
     out += plain ? std::string(1, c) : fmt::format("\\{:03o}", static_cast<unsigned char>(c));
+    after_escape = !plain;
   }
   return out + '"';
 }

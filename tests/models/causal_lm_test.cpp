@@ -150,17 +150,28 @@ TEST_CASE("causal model: padding on the left changes nothing, with and without a
   }
 }
 
-TEST_CASE("causal model: a model on a device keeps all of it there") {
+TEST_CASE("causal model: forward, backward and update stay on a device, and are those of the CPU") {
   for (const auto& [name, options] : causal_cases()) {
     INFO(name);
-    torch::manual_seed(2);
-    CausalLm model(options);
-    const torch::Tensor tokens = causal_tokens(2, 9);
-    const torch::Tensor expected = model->forward(tokens);
-    model->to(test::strict_device());
-    const torch::Tensor logits = model->forward(tokens.to(test::strict_device()));
-    REQUIRE(test::max_error(logits.to(torch::kCPU), expected) < 1e-5);
-    logits.sum().backward();
+    auto logits_after_update = [&, &options = options](torch::Device device) {
+      torch::manual_seed(2);
+      CausalLm model(options);
+      model->to(device);
+      const torch::Tensor tokens = causal_tokens(2, 9).to(device);
+      const torch::Tensor before = model->forward(tokens);
+      torch::optim::SGD optimizer(model->parameters(), 0.05);
+      before.square().mean().backward();
+      for (const torch::Tensor& p : model->parameters()) {
+        if (p.grad().defined()) REQUIRE(p.grad().device() == device);
+      }
+      optimizer.step();
+      return std::pair(before.detach().cpu(), model->forward(tokens).detach().cpu());
+    };
+    const auto [want, want_after] = logits_after_update(torch::kCPU);
+    const auto [got, got_after] = logits_after_update(test::strict_device());
+    REQUIRE(test::max_error(got, want) < 1e-5);
+    REQUIRE(test::max_error(got_after, want_after) < 1e-4);
+    REQUIRE(test::max_error(want_after, want) > 1e-3);  // the update did something
   }
 }
 

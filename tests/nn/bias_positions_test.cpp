@@ -179,8 +179,9 @@ TEST_CASE("biases: forward and backward on the strict device, and half precision
     for (const torch::Tensor& p : encoding->parameters()) CHECK(p.grad().device() == strict_device());
     encoding->zero_grad();
     attention->zero_grad();
-    // Weights, tokens, scores and outputs below 4 rounded to 8 bits.
+    // Weights, tokens, scores and outputs below 4 rounded to 8 bits (11 for float16).
     CHECK(max_error(run(torch::kCPU, torch::kBFloat16), want) < 8 * 4 * 0x1p-8);
+    CHECK(max_error(run(torch::kCPU, torch::kHalf), want) < 8 * 4 * 0x1p-11);
   }
 }
 

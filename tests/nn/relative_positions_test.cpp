@@ -244,6 +244,7 @@ TEST_CASE("relative positions: forward and backward on the strict device, and ha
     attention->zero_grad();
     // Weights, tokens, scores and outputs below 4 rounded to 8 bits (11 for float16).
     CHECK(max_error(run(torch::kCPU, torch::kBFloat16), want) < 8 * 4 * 0x1p-8);
+    CHECK(max_error(run(torch::kCPU, torch::kHalf), want) < 8 * 4 * 0x1p-11);
   }
 }
 

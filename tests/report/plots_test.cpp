@@ -95,6 +95,20 @@ TEST_CASE("hostile texts and names are shown, not run") {
   CHECK(files_in(dir / "out") == 2 * (hostile.size() + 7));
 }
 
+TEST_CASE("digits after other characters are drawn as they are, and x may grow in powers of two") {
+  TempDir dir;
+  Figure figure = two_curves();
+  figure.title = "6.415 at #236, 1.5e-3";
+  figure.curves = {{"loss", {128, 1024}, {1, 2}, {}, {}}};
+  roformer::plot(figure, dir / "linear");
+  figure.log_x = true;
+  roformer::plot(figure, dir / "log");
+  const std::string linear = file_text(dir / "linear.svg"), log = file_text(dir / "log.svg");
+  CHECK(log.find("6.415 at #236, 1.5e-3") != std::string::npos);
+  for (const char* tick : {"128<", "256<", "512<", "1024<"}) CHECK(log.find(tick) != std::string::npos);
+  CHECK(linear.find("512<") == std::string::npos);
+}
+
 TEST_CASE("single points, gaps, flat curves, many curves and limits are drawn") {
   TempDir dir;
   Figure figure = {"", "", "", {{"one", {1}, {2}, {}, {}}}, {}, {}};
