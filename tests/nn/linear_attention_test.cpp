@@ -181,8 +181,8 @@ TEST_CASE("chunked causal linear attention equals the quadratic form, with its g
       }
 }
 
-TEST_CASE("several segments of the causal sums") {
-  // 1,024 heads of 300 tokens in chunks of 32: 4 chunks to a segment. The first two heads are compared.
+TEST_CASE("causal sums of many heads over several chunks") {
+  // 1,024 heads of 300 tokens in chunks of 32. The first two heads are compared.
   LinearTerms t = linear_terms(1, 1024, 300, 300, 2, 3, true);
   const auto leaves = linear_leaves(t);
   auto two = [](const torch::Tensor& x) { return x.narrow(1, 0, 2); };
