@@ -90,13 +90,9 @@ struct AblationPlan {
   RunOptions base;               ///< the options before the arms change them
 };
 
-/// A file's options without what `ablate` alone reads.
-RunOptions of_one_run(RunOptions options, const std::filesystem::path& folder) {
-  options.arms = {};
-  options.grid = {};
-  options.seeds.clear();
-  options.lengths.clear();
-  options.reach.clear();
+/// A file's options for one of the runs below `folder`, which share what they read of the text.
+RunOptions of_one_run(const RunOptions& file, const std::filesystem::path& folder) {
+  RunOptions options = single_run(file);
   if (options.data.cache.empty()) options.data.cache = std::filesystem::absolute(folder) / "cache";
   return options;
 }
@@ -334,7 +330,7 @@ int ablate(const AblateRequest& request, std::ostream& out) {
   ablation.runs.assign(runs.begin(), runs.end());
   std::vector<HtmlSection> results = write_results(ablation, out);
   if (!plan.lengths.empty()) {
-    const LengthStudy study = study_lengths(ablation.runs, plan.lengths, ablation.name, folder, out);
+    const LengthStudy study = study_lengths(ablation, plan.lengths, out);
     HtmlSection& section = results.emplace_back();
     section.title = "Other lengths";
     section.table = study.table;

@@ -102,7 +102,8 @@ void measure(std::vector<LengthCell>& cells, int64_t longest) {
   for (LengthCell& cell : cells) {
     progress.update(0, state);
     ++state.step;
-    const std::vector<int64_t> steps = CheckpointFolder(cell.run->folder).steps();
+    const CheckpointFolder checkpoints(cell.run->folder);
+    const std::vector<int64_t> steps = checkpoints.steps();
     if (steps.empty()) continue;
     LengthFile file(cell.run->folder / "lengths.json", steps.front(), longest);
     const std::string key = fmt::format("{} {}", cell.length, cell.scaling);
@@ -114,69 +115,66 @@ void measure(std::vector<LengthCell>& cells, int64_t longest) {
     set_length(options, cell.length, longest);
     if (cell.scaling != "none")
       plain_rotary(options)->scaling = scaling_to(cell.scaling, trained, cell.length);
-    cell.loss = evaluate_checkpoint(options, CheckpointFolder(cell.run->folder).path(steps.front()))
-                    .metrics.at("loss");
+    cell.loss = evaluate_checkpoint(options, checkpoints.path(steps.front())).metrics.at("loss");
     file.put(key, *cell.loss);
   }
   state.state = "done";
   progress.update(0, state);
 }
 
-}  // namespace
+/// An arm under one scaling: a row of the table.
+struct LengthRow {
+  std::string arm;
+  std::string_view scaling;
+  bool scalable = false;                   ///< the arm has rows with other scalings
+  std::optional<int64_t> limit;            ///< longest sequence that it can place
+  std::vector<std::vector<size_t>> cells;  ///< [length][seed] -> cell
 
-LengthStudy study_lengths(const std::vector<AblationRun>& runs, const std::vector<int64_t>& lengths,
-                          const std::string& name, const std::filesystem::path& folder, std::ostream& out) {
-  // All cells first, so that progress knows how many there are.
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  struct Row {
-    std::string arm;
-    std::string_view scaling;
-    std::optional<int64_t> limit;
-    std::vector<std::vector<size_t>> cells;  ///< [length][seed] -> cell
-  };
-  std::vector<LengthCell> cells;
-  std::vector<Row> rows;
-  int64_t trained = 0;
-  for (const std::string_view scaling : scaling_names) {
-    for (const AblationRun& run : runs) {
-      RunOptions options = run.options;
-      trained = training_length(options);
-      if (scaling != "none" && !plain_rotary(options)) continue;
-      auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& each) {
-        return each.arm == run.label() && each.scaling == scaling;
-      });
-      if (row == rows.end()) {
-        rows.push_back({run.label(), scaling, longest_length(options), {}});
-        row = rows.end() - 1;
-        row->cells.resize(lengths.size());
-      }
-      if (!finished_result(run.folder, run.options.trainer.steps)) continue;
-      for (size_t i = 0; i < lengths.size(); ++i) {
-        if (row->limit && lengths[i] > *row->limit) continue;
-        if (scaling != "none" && lengths[i] <= trained) continue;  // the same as without
-        row->cells[i].push_back(cells.size());
-        cells.push_back({&run, scaling, lengths[i]});
+  bool able(int64_t length) const { return !limit || length <= *limit; }
+};
+
+/// All rows, and the evaluations that they need: all at once, so that progress knows how many there are.
+std::vector<LengthRow> plan_lengths(const Ablation& ablation, const std::vector<int64_t>& lengths,
+                                    std::vector<LengthCell>& cells) {
+  std::vector<LengthRow> rows;
+  for (const AblationRow& arm : ablation_rows(ablation)) {
+    RunOptions options = arm.runs.front()->options;
+    const int64_t trained = training_length(options);
+    const bool scalable = plain_rotary(options) != nullptr;
+    for (const std::string_view scaling : scaling_names) {
+      if (scaling != "none" && !scalable) continue;
+      LengthRow& row =
+          rows.emplace_back(LengthRow{arm.label, scaling, scalable, longest_length(options), {}});
+      for (const int64_t length : lengths) {
+        std::vector<size_t>& seeds = row.cells.emplace_back();
+        if (!row.able(length) || (scaling != "none" && length <= trained)) continue;  // the same as without
+        for (size_t i = 0; i < arm.runs.size(); ++i) {
+          if (!arm.results[i]) continue;  // did not finish
+          seeds.push_back(cells.size());
+          cells.push_back({arm.runs[i], scaling, length});
+        }
       }
     }
   }
-  std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
-    auto place = [&](const std::string& arm) {
-      return std::find_if(runs.begin(), runs.end(),
-                          [&](const AblationRun& run) { return run.label() == arm; });
-    };
-    return place(a.arm) < place(b.arm);
-  });
-  measure(cells, longest);
+  return rows;
+}
+
+}  // namespace
+
+LengthStudy study_lengths(const Ablation& ablation, const std::vector<int64_t>& lengths, std::ostream& out) {
+  std::vector<LengthCell> cells;
+  const std::vector<LengthRow> rows = plan_lengths(ablation, lengths, cells);
+  measure(cells, *std::max_element(lengths.begin(), lengths.end()));
 
   LengthStudy study;
-  study.table = {fmt::format("Validation loss of {} at other lengths", name), {"arm", "scaling"}, {}, {}};
+  study.table = {
+      fmt::format("Validation loss of {} at other lengths", ablation.name), {"arm", "scaling"}, {}, {}};
   for (const int64_t length : lengths) study.table.columns.push_back(fmt::format("{} tokens", length));
   Figure as_trained{"", "length (tokens)", "validation loss (nats per target)", {}, {}, {}, true};
   Figure scaled = as_trained;
   nlohmann::ordered_json numbers = nlohmann::ordered_json::array();
   Table csv{"", {"arm", "scaling", "length", "seed", "loss"}, {}, {}};
-  bool any_unable = false;
-  for (const Row& row : rows) {
+  for (const LengthRow& row : rows) {
     std::vector<std::string> texts = {row.arm, std::string(row.scaling)};
     Curve curve{
         row.scaling == "none" ? row.arm : fmt::format("{} + {}", row.arm, row.scaling), {}, {}, {}, {}};
@@ -194,9 +192,7 @@ LengthStudy study_lengths(const std::vector<AblationRun>& runs, const std::vecto
                            {"seed", cell.run->seed},
                            {"loss", *cell.loss}});
       }
-      const bool unable = row.limit && lengths[i] > *row.limit;
-      any_unable = any_unable || unable;
-      texts.push_back(unable ? "not able" : mean_and_interval(losses, 3));
+      texts.push_back(row.able(lengths[i]) ? mean_and_interval(losses, 3) : "not able");
       if (losses.empty()) continue;
       curve.x.push_back(static_cast<double>(lengths[i]));
       curve.y.push_back(mean(losses));
@@ -204,26 +200,27 @@ LengthStudy study_lengths(const std::vector<AblationRun>& runs, const std::vecto
     study.table.rows.push_back(std::move(texts));
     if (curve.x.empty()) continue;
     if (row.scaling == "none") as_trained.curves.push_back(curve);
-    const bool has_scalings = std::any_of(rows.begin(), rows.end(), [&](const Row& other) {
-      return other.arm == row.arm && other.scaling != "none";
-    });
-    if (has_scalings) scaled.curves.push_back(curve);
+    if (row.scalable) scaled.curves.push_back(curve);
   }
+  const int64_t trained = training_length(ablation.runs.front().options);
   study.table.notes.push_back(
       fmt::format("Last checkpoints, trained at {} tokens; mean over seeds ± 95 % t interval; the same "
-                  "number of tokens at every "
-                  "length. Scaling: put on RoPE for the evaluation alone, by the factor length / {}; – where "
-                  "it changes nothing.",
+                  "number of tokens at every length. Scaling: put on RoPE for the evaluation alone, by the "
+                  "factor length / {}; – where it changes nothing.",
                   trained, trained));
-  if (any_unable) study.table.notes.push_back("not able: the table of positions ends before.");
-  write_table(study.table, numbers, folder / "lengths");
-  write_file_atomically(folder / "lengths.csv", to_csv(csv));
+  const bool all_able = std::all_of(rows.begin(), rows.end(), [&](const LengthRow& row) {
+    return std::all_of(lengths.begin(), lengths.end(), [&](int64_t length) { return row.able(length); });
+  });
+  if (!all_able) study.table.notes.push_back("not able: the table of positions ends before.");
+  const std::filesystem::path stem = ablation.folder / "lengths";
+  write_table(study.table, numbers, stem);
+  write_file_atomically(stem.string() + ".csv", to_csv(csv));
   out << "\n" << to_markdown(study.table) << "\n";
-  auto draw = [&](const Figure& figure, const char* stem) {
+  auto draw = [&](const Figure& figure, const char* name) {
     if (figure.curves.empty()) return;
-    plot(figure, folder / stem);
-    study.pictures.push_back(folder / stem);
-    out << "picture " << (folder / stem).string() << ".png\n";
+    study.pictures.push_back(ablation.folder / name);
+    plot(figure, study.pictures.back());
+    out << "picture " << study.pictures.back().string() << ".png\n";
   };
   draw(as_trained, "lengths");
   draw(scaled, "lengths-scaling");

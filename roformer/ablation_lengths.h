@@ -19,7 +19,6 @@ struct LengthStudy {
 /// Leaves lengths.{md,json,csv} and pictures in the folder and prints the table. What was measured before
 /// (file lengths.json of each run) is not measured again. Interrupted when asked to end: what was measured is
 /// kept.
-LengthStudy study_lengths(const std::vector<AblationRun>& runs, const std::vector<int64_t>& lengths,
-                          const std::string& name, const std::filesystem::path& folder, std::ostream& out);
+LengthStudy study_lengths(const Ablation& ablation, const std::vector<int64_t>& lengths, std::ostream& out);
 
 }  // namespace roformer

@@ -7,14 +7,6 @@
 namespace roformer {
 namespace {
 
-void load_all_weights(torch::nn::Module& model, const std::filesystem::path& checkpoint) {
-  const LoadReport report = load_weights(model, load_checkpoint(checkpoint).tensors, "model.");
-  for (const auto* problems : {&report.missing, &report.unexpected, &report.misshapen}) {
-    if (!problems->empty())
-      fail("{}: does not fit the options of its run: {}", checkpoint.string(), problems->front());
-  }
-}
-
 RunOptions run_of_checkpoint(const std::filesystem::path& checkpoint) {
   return load_run_folder(checkpoint.parent_path().parent_path());
 }
@@ -70,6 +62,14 @@ bool is_hf_folder(const std::filesystem::path& source) {
 }
 
 }  // namespace
+
+void load_all_weights(torch::nn::Module& model, const std::filesystem::path& checkpoint) {
+  const LoadReport report = load_weights(model, load_checkpoint(checkpoint).tensors, "model.");
+  for (const auto* problems : {&report.missing, &report.unexpected, &report.misshapen}) {
+    if (!problems->empty())
+      fail("{}: does not fit the options of its run: {}", checkpoint.string(), problems->front());
+  }
+}
 
 ModelSource load_model_source(const std::filesystem::path& source) {
   ModelSource result = is_hf_folder(source) ? from_folder(source) : from_run(source);

@@ -17,6 +17,10 @@ struct ModelSource {
 /// MODEL of the commands: a run folder (or a checkpoint in one), or a Hugging Face folder.
 ModelSource load_model_source(const std::filesystem::path& source);
 
+/// All weights of a checkpoint into the model that its run trained. Error when anything is missing, left over or
+/// of another shape.
+void load_all_weights(torch::nn::Module& model, const std::filesystem::path& checkpoint);
+
 /// The language model of a run with the weights of one of its checkpoints, on the CPU, in eval mode. Error when
 /// the run holds none.
 CausalLm load_causal_model(const RunOptions& run, const std::filesystem::path& checkpoint);

@@ -3,6 +3,7 @@
 
 #include "roformer/core/files.h"
 #include "roformer/core/random.h"
+#include "roformer/model_source.h"
 #include "roformer/report/decay.h"
 #include "roformer/report/tables.h"
 #include "roformer/run_folder.h"
@@ -78,9 +79,8 @@ TrainedProducts trained_products(const std::filesystem::path& run_or_file, int64
   const std::filesystem::path folder = checkpoint.parent_path().parent_path();
   const std::unique_ptr<Task> task =
       make_task(run, world, run.data.cache.empty() ? folder / "cache" : run.data.cache);
-  const NamedTensors stored = load_checkpoint(checkpoint).tensors;
-  load_weights(task->model(), stored, "model.");
-  task->model().eval();
+  load_all_weights(task->model(), checkpoint);
+  const NamedTensors stored = named_state(task->model(), "model.");
 
   const torch::NoGradGuard no_grad;
   PositionEncoding encoding = part_of<PositionEncodingImpl>(task->model());

@@ -280,6 +280,15 @@ RunOptions read_run(const ConfigNode& config) {
   return run;
 }
 
+RunOptions single_run(RunOptions options) {
+  options.arms = {};
+  options.grid = {};
+  options.seeds.clear();
+  options.lengths.clear();
+  options.reach.clear();
+  return options;
+}
+
 RunOptions load_run(const std::filesystem::path& config, const std::vector<std::string>& sets) {
   return read_run(load_config(config, sets));
 }
@@ -343,11 +352,7 @@ std::filesystem::path default_folder(const std::filesystem::path& config) {
 }
 
 int train(const TrainRequest& request) {
-  RunOptions run = load_run(request.config, request.sets);
-  run.arms = {};  // of an ablation: its base is trained
-  run.seeds.clear();
-  run.lengths.clear();
-  run.reach.clear();
+  const RunOptions run = single_run(load_run(request.config, request.sets));  // of an ablation: its base
   const std::filesystem::path folder =
       request.folder.empty() ? default_folder(request.config) / fmt::format("base-seed{}", run.trainer.seed)
                              : request.folder;

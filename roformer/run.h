@@ -114,6 +114,8 @@ std::optional<int64_t> longest_length(const RunOptions& run);
 RunOptions load_run(const std::filesystem::path& config, const std::vector<std::string>& sets = {});
 /// The same for a configuration that is read already.
 RunOptions read_run(const ConfigNode& config);
+/// The options without those that `ablate` alone reads.
+RunOptions single_run(RunOptions options);
 
 /// The files that a run names are there; an Error that names the option otherwise. Before anything is made.
 void check_inputs(const RunOptions& run);

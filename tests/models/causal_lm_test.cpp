@@ -2,27 +2,15 @@
 
 #include "roformer/core/error.h"
 #include "tests/catch.h"
+#include "tests/models/causal_models.h"
 #include "tests/strict_device.h"
 #include "tests/tensors.h"
 
 using namespace roformer;
+using roformer::test::small_causal_lm;
+using roformer::test::small_causal_vocab;
 
 namespace {
-
-CausalLmOptions causal_options(std::vector<PositionOptions> positions,
-                               AttentionKind attention = SoftmaxAttention{}) {
-  CausalLmOptions o;
-  o.dim = 16;
-  o.layers = 2;
-  o.heads = 2;
-  o.ffn = 24;
-  o.init_std = 0.3;
-  o.embedding_std = 1.0;
-  o.attention = std::move(attention);
-  o.positions = std::move(positions);
-  o.vocab_size = 19;
-  return o;
-}
 
 CausalLm causal_model(const CausalLmOptions& options) {
   torch::manual_seed(11);
@@ -34,7 +22,7 @@ CausalLm causal_model(const CausalLmOptions& options) {
 
 torch::Tensor causal_tokens(int64_t rows, int64_t length) {
   torch::manual_seed(5);
-  return torch::randint(19, {rows, length}, torch::kInt64);
+  return torch::randint(small_causal_vocab, {rows, length}, torch::kInt64);
 }
 
 RotaryOptions dynamic_rotary() {
@@ -65,10 +53,10 @@ std::vector<std::pair<std::string, CausalLmOptions>> causal_cases() {
       {"nezha", {NezhaOptions{.max_distance = 3}}},
       {"transformer_xl", {TransformerXlOptions{.init_std = 0.5}}},
       {"deberta", {DebertaOptions{.max_distance = 4, .init_std = 1.0}}}};
-  for (const auto& [name, positions] : encodings) cases.emplace_back(name, causal_options(positions));
+  for (const auto& [name, positions] : encodings) cases.emplace_back(name, small_causal_lm(positions));
   // What a second layer keeps was computed under the theta of its time.
   cases[4].second.layers = 1;
-  CausalLmOptions llama = causal_options({RotaryOptions{.layout = RotaryLayout::halves}});
+  CausalLmOptions llama = small_causal_lm({RotaryOptions{.layout = RotaryLayout::halves}});
   llama.kv_heads = 1;
   llama.head_dim = 6;
   llama.gated = true;
@@ -81,14 +69,14 @@ std::vector<std::pair<std::string, CausalLmOptions>> causal_cases() {
     const std::string name(enum_name(order));
     cases.emplace_back(
         "favor " + name,
-        causal_options({RotaryOptions{}},
-                       LinearAttention{.features = FavorFeatures{.features = 10}, .rotary = order}));
+        small_causal_lm({RotaryOptions{}},
+                        LinearAttention{.features = FavorFeatures{.features = 10}, .rotary = order}));
     cases.emplace_back(
         "cosine " + name,
-        causal_options({RotaryOptions{}}, LinearAttention{.features = CosineFeatures{}, .rotary = order}));
+        small_causal_lm({RotaryOptions{}}, LinearAttention{.features = CosineFeatures{}, .rotary = order}));
     cases.emplace_back(
         "elu " + name,
-        causal_options({RotaryOptions{}}, LinearAttention{.features = EluFeatures{}, .rotary = order}));
+        small_causal_lm({RotaryOptions{}}, LinearAttention{.features = EluFeatures{}, .rotary = order}));
   }
   return cases;
 }
@@ -121,7 +109,7 @@ TEST_CASE("causal model: later tokens change nothing before them") {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = causal_tokens(1, 11);
   torch::Tensor changed = tokens.clone();
-  changed[0][7] = (tokens[0][7].item<int64_t>() + 1) % 19;
+  changed[0][7] = (tokens[0][7].item<int64_t>() + 1) % small_causal_vocab;
   for (const auto& [name, options] : causal_cases()) {
     INFO(name);
     CausalLm model = causal_model(options);
@@ -176,7 +164,7 @@ TEST_CASE("causal model: forward, backward and update stay on a device, and are 
 }
 
 TEST_CASE("causal model: initial weights") {
-  CausalLmOptions o = causal_options({RotaryOptions{}});
+  CausalLmOptions o = small_causal_lm({RotaryOptions{}});
   o.dim = 256;
   o.ffn = 512;
   o.vocab_size = 1000;
@@ -206,16 +194,16 @@ TEST_CASE("causal model: what does not fit is refused before anything is built")
     return "";
   };
   for (const auto& [name, options] : causal_cases()) CHECK(refuse(options).empty());
-  CausalLmOptions o = causal_options({RotaryOptions{}});
+  CausalLmOptions o = small_causal_lm({RotaryOptions{}});
   o.heads = 3;
   CHECK(refuse(o).find("3 heads do not divide a width of 16") != std::string::npos);
   o.heads = 4;
   o.kv_heads = 3;
   CHECK(refuse(o).find("change model.kv_heads or model.heads") != std::string::npos);
-  const std::string linear = refuse(causal_options({AlibiOptions{}}, LinearAttention{}));
+  const std::string linear = refuse(small_causal_lm({AlibiOptions{}}, LinearAttention{}));
   CHECK(linear.find("'alibi'") != std::string::npos);
   CHECK(linear.find("model.attention is linear") != std::string::npos);
   const std::string odd =
-      refuse(causal_options({RotaryOptions{}}, LinearAttention{.features = FavorFeatures{.features = 7}}));
+      refuse(small_causal_lm({RotaryOptions{}}, LinearAttention{.features = FavorFeatures{.features = 7}}));
   CHECK(odd.find("features: 7 is odd") != std::string::npos);
 }

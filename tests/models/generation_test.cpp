@@ -1,46 +1,34 @@
 #include "roformer/models/causal_lm.h"
 
 #include "tests/catch.h"
+#include "tests/models/causal_models.h"
 #include "tests/tensors.h"
 
 using namespace roformer;
+using roformer::test::small_causal_lm;
+using roformer::test::small_causal_vocab;
 
 namespace {
-
-CausalLmOptions generation_options(std::vector<PositionOptions> positions,
-                                   AttentionKind attention = SoftmaxAttention{}) {
-  CausalLmOptions o;
-  o.dim = 16;
-  o.layers = 2;
-  o.heads = 2;
-  o.ffn = 24;
-  o.init_std = 0.3;
-  o.embedding_std = 1.0;
-  o.attention = std::move(attention);
-  o.positions = std::move(positions);
-  o.vocab_size = 23;
-  return o;
-}
 
 /// Models that keep what the text so far comes to in different ways.
 std::vector<std::pair<std::string, CausalLmOptions>> generation_cases() {
   std::vector<std::pair<std::string, CausalLmOptions>> cases = {
-      {"rotary", generation_options({RotaryOptions{}})},
-      {"alibi", generation_options({AlibiOptions{}})},
-      {"t5", generation_options({T5Options{.buckets = 8, .max_distance = 12, .init_std = 1.0}})},
-      {"learned", generation_options({LearnedOptions{.max_length = 64}})},
-      {"dynamic NTK", generation_options({RotaryOptions{
-                          .scaling = DynamicNtkScaling{.factor = 2.0, .original_length = 4}}})}};
+      {"rotary", small_causal_lm({RotaryOptions{}})},
+      {"alibi", small_causal_lm({AlibiOptions{}})},
+      {"t5", small_causal_lm({T5Options{.buckets = 8, .max_distance = 12, .init_std = 1.0}})},
+      {"learned", small_causal_lm({LearnedOptions{.max_length = 64}})},
+      {"dynamic NTK",
+       small_causal_lm({RotaryOptions{.scaling = DynamicNtkScaling{.factor = 2.0, .original_length = 4}}})}};
   cases.back().second.layers = 1;  // what a second layer keeps was computed under the theta of its time
   for (const RotaryOrder order : {RotaryOrder::after, RotaryOrder::before}) {
     const std::string name(enum_name(order));
     cases.emplace_back(
         "favor " + name,
-        generation_options({RotaryOptions{}},
-                           LinearAttention{.features = FavorFeatures{.features = 10}, .rotary = order}));
+        small_causal_lm({RotaryOptions{}},
+                        LinearAttention{.features = FavorFeatures{.features = 10}, .rotary = order}));
     cases.emplace_back("elu " + name,
-                       generation_options({SinusoidalOptions{}, RotaryOptions{}},
-                                          LinearAttention{.features = EluFeatures{}, .rotary = order}));
+                       small_causal_lm({SinusoidalOptions{}, RotaryOptions{}},
+                                       LinearAttention{.features = EluFeatures{}, .rotary = order}));
   }
   return cases;
 }
@@ -54,7 +42,7 @@ CausalLm generation_model(const CausalLmOptions& options) {
 
 torch::Tensor generation_prompt(int64_t rows) {
   torch::manual_seed(8);
-  return torch::randint(23, {rows, 7}, torch::kInt64);
+  return torch::randint(small_causal_vocab, {rows, 7}, torch::kInt64);
 }
 
 }  // namespace
