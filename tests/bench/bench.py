@@ -121,18 +121,23 @@ class Bench:
         """A function that measures one block; times are per repetition."""
         return lambda: {clock: time / count for clock, time in side.ask(what, count=count).items()}
 
+    def same_results(self, what, ours, theirs, inputs, limit):
+        """Loads the inputs into both sides; the largest difference of their results, which must be below the limit."""
+        for side in (ours, theirs):
+            side.ask(f"{what}_load", inputs=inputs)
+            side.ask(f"{what}_save", path=self.path(side.name))
+        differences = theirs.ask("compare", ours=self.path(ours.name), theirs=self.path(theirs.name))
+        worst = max(differences.values())
+        if not worst < limit:
+            raise SystemExit(f"{what}: the results differ by {worst:.1e} of the largest value: {differences}")
+        return worst
+
     def rope(self, threads):
         ours, theirs = open_sides(self.build, threads)
         inputs = self.path("rope.safetensors")
         theirs.ask("rope_make", shape=ROPE_SHAPE, inputs=inputs)
-        for side in (ours, theirs):
-            side.ask("rope_load", inputs=inputs)
-            side.ask("rope_save", path=self.path(side.name))
-        differences = theirs.ask("compare", ours=self.path(ours.name), theirs=self.path(theirs.name))
-        worst = max(differences.values())
         # Their angles are float64 rounded to float32, as ours: what remains is the rounding of two products and a sum.
-        if not worst < 1e-6:
-            raise SystemExit(f"rope: the results differ by {worst:.1e} of the largest value: {differences}")
+        worst = self.same_results("rope", ours, theirs, inputs, limit=1e-6)
         block = self.block(ours, "rope", 10)
         self.compare("rope / Hugging Face", block, self.block(theirs, "rope", 5), threads, "-", target="≥ 5")
         self.compare("rope / four copy_", block, self.block(ours, "copy", 10), threads, "-")
@@ -150,14 +155,8 @@ class Bench:
         """Causal linear attention against performer-pytorch: time, and what it grows to with the length."""
         ours, theirs = open_sides(self.build, threads)
         inputs = self.linear_inputs(theirs, 4096)
-        for side in (ours, theirs):
-            side.ask("linear_load", inputs=inputs)
-            side.ask("linear_save", path=self.path(side.name))
-        differences = theirs.ask("compare", ours=self.path(ours.name), theirs=self.path(theirs.name))
-        worst = max(differences.values())
         # They add 1e-6 to the keys summed for the denominator, which is 0.1 and more in the first rows already.
-        if not worst < 2e-5:
-            raise SystemExit(f"performer: the results differ by {worst:.1e} of the largest value: {differences}")
+        worst = self.same_results("linear", ours, theirs, inputs, limit=2e-5)
         pairs = min(self.pairs, 9)  # a pass of theirs takes half a minute
         name = "performer, 4,096 tokens / performer-pytorch"
         block = self.block(ours, "linear", 3)

@@ -38,7 +38,7 @@ TEST_CASE("lengths: every arm's last checkpoint beyond its training length, scal
       "          optimizer: {lr: 1e-2}, schedule: {type: constant}}\n"
       "arms:\n  rotary: {}\n  learned: {model.positions: {type: learned, max_length: 20}}\n"
       "  trained: {model.positions: {type: rotary, trainable: true}}\n"
-      "seeds: [1, 2]\nlengths: [16, 32, 64]\n");
+      "seeds: [1, 2]\nlengths: [16, 32, 64]\nreach: [3.0]\n");
   const std::vector<std::string> command = {
       "ablate", (folder / "run.yaml").string(), "--run", (folder / "all").string(), "--jobs", "2"};
   const Outcome outcome = run_program(command, folder);
@@ -47,6 +47,12 @@ TEST_CASE("lengths: every arm's last checkpoint beyond its training length, scal
   for (const char* name : {"lengths.md", "lengths.csv", "lengths.png", "lengths-scaling.svg"}) {
     INFO(name);
     CHECK(std::filesystem::exists(folder / "all" / name));
+  }
+  // A run's own file is of that run alone.
+  const std::string config = read_file(folder / "all/rotary-seed1/config.yaml", 1 << 20);
+  for (const char* option : {"\nseeds: []", "\nlengths: []", "\nreach: []", "\narms: null", "\ngrid: null"}) {
+    INFO(option << " in\n" << config);
+    CHECK(config.find(option) != std::string::npos);
   }
   const auto numbers = nlohmann::json::parse(read_file(folder / "all/lengths.json", 1 << 20))["numbers"];
   auto find = [&](const std::string& arm, const std::string& scaling, int64_t length, int64_t seed) {
