@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <climits>
 #include <iostream>
 
 #include "roformer/core/interrupt.h"
@@ -17,7 +16,7 @@ namespace {
 /// Large tensors come back from the heap instead of being mapped and cleared anew each time.
 void tune_allocator() {
   mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  mallopt(M_TRIM_THRESHOLD, -1);  // never
   mallopt(M_TOP_PAD, 64 << 20);
 }
 
@@ -81,14 +80,16 @@ int run_command(int argc, char** argv) {
 
   CLI::App* generate = app.add_subcommand(
       "generate",
-      "continue a text with a language model (task byte_lm); prints what comes after the prompt, as it comes.\n"
+      "continue a text with a language model; prints what comes after the prompt, as it comes.\n"
       "A model whose positions end (learned) stops there, with a notice");
   roformer::GenerateRequest text;
   text.terminal = isatty(STDOUT_FILENO) != 0;
-  generate->add_option("run", text.run, "run folder (its best checkpoint), or a checkpoint file in one")->required();
+  generate->add_option("model", text.model,
+                       "run of the task byte_lm (its best checkpoint), a checkpoint file in one, or a LLaMA folder\n"
+                       "of Hugging Face with its SentencePiece tokenizer.model")->required();
   generate->add_option("--prompt", text.prompt, "the text to continue; empty = whatever follows a line break");
   generate->add_option("--prompt-file", text.prompt_file, "read it from a file, byte by byte; - is standard input");
-  generate->add_option("--max-new", text.sampling.max_new_tokens, "tokens to make (of byte_lm: bytes)")
+  generate->add_option("--max-new", text.sampling.max_new_tokens, "tokens to make at most (of byte_lm: bytes)")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));
   generate->add_option("--temperature", text.sampling.temperature,

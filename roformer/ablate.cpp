@@ -185,14 +185,16 @@ double peak_memory(pid_t process) {
 bool fits_in_memory(const std::vector<ArmRun>& runs, double budget, bool& told) {
   double used = 0, largest = 0;
   int running = 0;
+  bool all_known = true;
   for (const ArmRun& run : runs) {
     largest = std::max(largest, run.memory);
     if (!run.process) continue;
-    if (run.seen.step <= run.start_step) return false;
     ++running;
     used += run.memory;
+    all_known = all_known && run.seen.step > run.start_step;
   }
-  if (running == 0 || used + largest <= budget) return true;
+  if (running == 0) return true;
+  if (used + largest <= budget) return all_known;
   if (!told)
     log::info(
         "{} run(s) use {:.3g} GiB and one more may need {:.3g}: others wait, for --memory is {:.3g} GiB",

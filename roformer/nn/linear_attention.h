@@ -37,6 +37,6 @@ struct LinearState {
 /// The backward pass computes sums and products anew, and so keeps nothing but its inputs. It gives first
 /// derivatives only.
 torch::Tensor linear_attention_causal(const LinearTerms& terms, LinearState* state = nullptr,
-                                      int64_t chunk = 128);
+                                      int64_t chunk = 64);
 
 }  // namespace roformer

@@ -8,7 +8,7 @@ import sys
 # What apps/roformer.cpp asks of the allocator.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TRIM_THRESHOLD_": "-1",
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 
