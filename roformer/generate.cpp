@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <ostream>
 
@@ -6,7 +8,8 @@
 #include "roformer/core/interrupt.h"
 #include "roformer/core/log.h"
 #include "roformer/model_source.h"
-#include "roformer/run_folder.h"
+#include "roformer/text/pretrained.h"
+#include "roformer/text/unicode.h"
 
 // Text from a language model.
 
@@ -20,6 +23,36 @@ std::string prompt_of(const GenerateRequest& request) {
   return read_file(request.prompt_file == "-" ? "/dev/stdin" : request.prompt_file, largest);
 }
 
+/// What a token adds to a text after the token before it: SentencePiece drops the space before the first
+/// word. A byte that it has no piece for, spelled <0x0A>, is that byte, though it may not be a character yet.
+std::string text_of(const Tokenizer& tokenizer, int32_t before, int32_t token) {
+  if (token >= tokenizer.vocab_size()) return "";  // models are padded to round numbers of tokens
+  const std::string spelled = tokenizer.token(token), alone = tokenizer.decode({token});
+  unsigned byte = 0;
+  if (spelled.size() == 6 && spelled.starts_with("<0x") && spelled != alone &&
+      std::from_chars(&spelled[3], &spelled[5], byte, 16).ptr == &spelled[5])
+    return {static_cast<char>(byte)};
+  if (before >= tokenizer.vocab_size()) return alone;
+  const std::string both = tokenizer.decode({before, token}), known = tokenizer.decode({before});
+  return both.starts_with(known) ? both.substr(known.size()) : alone;
+}
+
+/// The prompt's tokens, after the token that begins a text where the model has one. Error for one that the
+/// model does not have.
+std::vector<int32_t> read_prompt(const std::string& prompt, const Tokenizer& tokenizer,
+                                 const CausalSource& source) {
+  std::vector<int32_t> ids;
+  if (source.save.bos_token) ids.push_back(static_cast<int32_t>(*source.save.bos_token));
+  tokenizer.encode(prompt, ids);
+  if (ids.empty()) fail("the prompt has no tokens; write more into it");
+  const int64_t tokens = source.model->options().vocab_size;
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= tokens)
+      fail("{}: token {} of the prompt is not one of the {} that the model has", source.name, id, tokens);
+  }
+  return ids;
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -28,21 +61,22 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 int generate(const GenerateRequest& request, std::ostream& out) {
   validate(request.sampling);
-  const std::filesystem::path checkpoint = find_checkpoint(request.run);
-  const RunOptions run = load_run_folder(checkpoint.parent_path().parent_path(), request.sets);
-  const World world = World::open(run.trainer.device, run.trainer.threads);
-  set_matmul_precision(run.trainer.matmul_precision, world.device);
-  CausalLm model = load_causal_model(run, checkpoint);
+  const CausalSource source = load_causal_source(request.model, request.sets);
+  const World world = World::open(source.trainer.device, source.trainer.threads);
+  set_matmul_precision(source.trainer.matmul_precision, world.device);
+  CausalLm model = source.model;
   model->to(world.device);
 
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(run.tokenizer);
+  const std::unique_ptr<Tokenizer> tokenizer =
+      make_tokenizer(source.tokenizer ? *source.tokenizer : tokenizer_of_folder(request.model));
   std::string prompt = prompt_of(request);
-  if (prompt.empty()) {
+  if (const size_t valid = valid_utf8_prefix(prompt); tokenizer->needs_text() && valid < prompt.size())
+    fail("the prompt is not UTF-8 from byte {} on, which this tokenizer needs", valid + 1);
+  if (prompt.empty() && !source.save.bos_token) {
     prompt = "\n";
     log::info("the prompt is empty: the text starts after a line break");
   }
-  std::vector<int32_t> ids;
-  tokenizer->encode(prompt, ids);
+  const std::vector<int32_t> ids = read_prompt(prompt, *tokenizer, source);
   const auto length = static_cast<int64_t>(ids.size());
   SamplingOptions sampling = request.sampling;
   if (const int64_t limit = model->limit(); limit >= 0) {
@@ -67,9 +101,14 @@ int generate(const GenerateRequest& request, std::ostream& out) {
   };
   const auto start = std::chrono::steady_clock::now();
   double reading = 0.0;  // seconds until the first token
+  int32_t before = ids.back();
   auto on_tokens = [&](std::span<const int64_t> tokens) {
     if (made++ == 0) reading = seconds_since(start);
-    const std::string text = tokenizer->token(static_cast<int32_t>(tokens[0]));
+    const auto& ends = source.save.eos_tokens;
+    if (std::find(ends.begin(), ends.end(), tokens[0]) != ends.end()) return false;
+    const auto token = static_cast<int32_t>(tokens[0]);
+    const std::string text = text_of(*tokenizer, before, token);
+    before = token;
     show(request.terminal ? terminal.add(text) : text);
     return out.good() && !interrupted();
   };
@@ -82,7 +121,7 @@ int generate(const GenerateRequest& request, std::ostream& out) {
   }
   if (made > 1) {
     log::info("{} tokens after a prompt of {} ({:.2f} s): {:.0f} tokens/s, {}", made, length, reading,
-              static_cast<double>(made - 1) / (seconds_since(start) - reading), checkpoint.string());
+              static_cast<double>(made - 1) / (seconds_since(start) - reading), source.name);
   }
   return interrupted() ? interrupted_status : 0;
 }

@@ -7,8 +7,18 @@
 namespace roformer {
 namespace {
 
-RunOptions run_of_checkpoint(const std::filesystem::path& checkpoint) {
-  return load_run_folder(checkpoint.parent_path().parent_path());
+RunOptions run_of_checkpoint(const std::filesystem::path& checkpoint,
+                             const std::vector<std::string>& sets = {}) {
+  return load_run_folder(checkpoint.parent_path().parent_path(), sets);
+}
+
+/// What --set can say of a Hugging Face folder.
+struct FolderOptions {
+  TrainerOptions trainer;
+};
+template <class V>
+void fields(V& v, FolderOptions& o) {
+  v("trainer", o.trainer, "device, threads and matrix products");
 }
 
 ModelSource from_run(const std::filesystem::path& source) {
@@ -77,34 +87,32 @@ ModelSource load_model_source(const std::filesystem::path& source) {
   return result;
 }
 
-CausalLm load_causal_model(const RunOptions& run, const std::filesystem::path& checkpoint) {
-  if (!std::holds_alternative<CausalModelOptions>(run.model))
-    fail("{}: its run trained an encoder, which does not continue text; name a run of the task byte_lm",
-         checkpoint.string());
-  CausalLm model(run.causal());
-  load_all_weights(*model, checkpoint);
-  model->eval();
-  return model;
-}
-
 bool holds_causal_model(const std::filesystem::path& source) {
   if (is_hf_folder(source)) return hf_model_type(source) == "llama";
   return std::holds_alternative<CausalModelOptions>(run_of_checkpoint(find_checkpoint(source)).model);
 }
 
-CausalSource load_causal_source(const std::filesystem::path& source) {
+CausalSource load_causal_source(const std::filesystem::path& source, const std::vector<std::string>& sets) {
   CausalSource result;
   if (is_hf_folder(source)) {
+    ConfigNode config = make_map();
+    apply_sets(config, sets);
+    FolderOptions options;
+    read(config, options);
     const HfLlamaFolder folder = open_hf_llama(source);
-    result.model = load_llama(folder);
-    result.model->eval();
-    result.save = folder.settings;
+    result = {load_llama(folder), folder.settings, {}, options.trainer, source.string()};
   } else {
     const std::filesystem::path checkpoint = find_checkpoint(source);
-    const RunOptions run = run_of_checkpoint(checkpoint);
-    result.model = load_causal_model(run, checkpoint);
-    result.save = {.max_length = training_length(run), .bos_token = {}, .eos_tokens = {}};
+    const RunOptions run = run_of_checkpoint(checkpoint, sets);
+    if (!std::holds_alternative<CausalModelOptions>(run.model))
+      fail("{}: its run trained an encoder, which does not continue text; name a run of the task byte_lm",
+           checkpoint.string());
+    CausalLm model(run.causal());
+    load_all_weights(*model, checkpoint);
+    const HfLlamaSettings bytes = {.max_length = training_length(run), .bos_token = {}, .eos_tokens = {}};
+    result = {model, bytes, run.tokenizer, run.trainer, checkpoint.string()};
   }
+  result.model->eval();
   return result;
 }
 

@@ -33,7 +33,8 @@ struct EncoderModelOptions : EncoderOptions {
 template <class V>
 void fields(V& v, EncoderModelOptions& o) {
   v("path", o.path,
-    "Hugging Face folder (BERT, RoFormer, NEZHA): its weights, and its options and tokenizer where this file names "
+    "Hugging Face folder (BERT, RoFormer, NEZHA): its weights, and its options and tokenizer where this file "
+    "names "
     "none");
   fields(v, static_cast<EncoderOptions&>(o));
   v("vocab_size", o.vocab_size, "rows of the token embedding; 0 = as many as the tokenizer has tokens",
@@ -51,8 +52,7 @@ struct CausalModelOptions : CausalLmOptions {
 };
 template <class V>
 void fields(V& v, CausalModelOptions& o) {
-  v("path", o.path,
-    "Hugging Face folder (LLaMA): its weights, and its options where this file names none");
+  v("path", o.path, "Hugging Face folder (LLaMA): its weights, and its options where this file names none");
   fields(v, static_cast<CausalLmOptions&>(o));
   v("vocab_size", o.vocab_size, "rows of the token embedding; 0 = 256, one for each byte",
     within(0, 1 << 24));
@@ -96,7 +96,8 @@ void fields(V& v, RunOptions& o) {
     "combination");
   v("seeds", o.seeds, "for ablate: every arm runs once with each; default: trainer.seed", at_least(0));
   v("lengths", o.lengths,
-    "for ablate: sequence lengths at which every arm's last checkpoint is evaluated too, rotary arms also with "
+    "for ablate: sequence lengths at which every arm's last checkpoint is evaluated too, rotary arms also "
+    "with "
     "linear, ntk, dynamic and yarn scaling put on then",
     within(3, 1 << 20));
   v("reach", o.reach,
@@ -157,9 +158,9 @@ struct AblateRequest {
   int64_t jobs = 0;              ///< runs side by side; 0 = one per core
   double memory = 0;             ///< GiB that they may use together; 0 = no limit
 };
-/// Trains every arm with every seed, each in a process of its own, and leaves results.{md,csv,json}, runs.csv,
-/// curves.{png,svg} and report.html in the folder. Runs that are finished are not run again; unfinished ones go on where they
-/// stopped.
+/// Trains every arm with every seed, each in a process of its own, and leaves results.{md,csv,json},
+/// runs.csv, curves.{png,svg} and report.html in the folder. Runs that are finished are not run again;
+/// unfinished ones go on where they stopped.
 int ablate(const AblateRequest& request, std::ostream& out);
 
 struct TokenizeRequest {
@@ -209,12 +210,12 @@ struct PredictRequest {
 int predict(const PredictRequest& request, std::ostream& out);
 
 struct GenerateRequest {
-  std::filesystem::path run;  ///< of a causal model, or a checkpoint file in one
+  std::filesystem::path model;  ///< run of a causal model, a checkpoint file in one, or a LLaMA folder
   std::vector<std::string> sets;
   std::string prompt;
   std::filesystem::path prompt_file;  ///< "-" = standard input; empty = `prompt`
   SamplingOptions sampling;
-  bool cached = true;    ///< false: every token reads the whole text anew, which gives the same
+  bool cached = true;     ///< false: every token reads the whole text anew, which gives the same
   bool terminal = false;  ///< `out` is one: what a terminal must not get is replaced
 };
 /// Continues a text: its tokens go to `out` as they come.
@@ -225,11 +226,11 @@ int plot_runs(const std::vector<std::filesystem::path>& runs, const std::string&
               const std::filesystem::path& stem, std::ostream& out);
 
 struct DecayRequest {
-  int64_t dim = 128;                      ///< width of a head; 64 is drawn beside the default
-  int64_t max = 256;                      ///< largest distance
-  std::filesystem::path csv;              ///< `m,bound`; empty = none
-  std::filesystem::path stem = "decay";   ///< of the picture
-  std::filesystem::path run;              ///< whose queries and keys are measured too; empty = none
+  int64_t dim = 128;                     ///< width of a head; 64 is drawn beside the default
+  int64_t max = 256;                     ///< largest distance
+  std::filesystem::path csv;             ///< `m,bound`; empty = none
+  std::filesystem::path stem = "decay";  ///< of the picture
+  std::filesystem::path run;             ///< whose queries and keys are measured too; empty = none
 };
 /// Figure 2: the bound of eq. 37, and measured mean |q^T R_m k|.
 int plot_decay(const DecayRequest& request, std::ostream& out);

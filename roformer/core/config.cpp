@@ -686,6 +686,11 @@ ConfigNode parse_set_value(std::string_view text, const std::string& source, con
 
 ConfigNode load_config(const fs::path& file, const std::vector<std::string>& sets) {
   ConfigNode root = ConfigLoader{}.load(file, {});
+  apply_sets(root, sets);
+  return root;
+}
+
+void apply_sets(ConfigNode& root, const std::vector<std::string>& sets) {
   ConfigNode overrides = make_map();
   for (const std::string& set : sets) {
     const size_t equals = set.find('=');
@@ -697,7 +702,6 @@ ConfigNode load_config(const fs::path& file, const std::vector<std::string>& set
         name, parse_set_value(std::string_view(set).substr(equals + 1), "--set " + shown_in_message(name)));
   }
   set_values(root, overrides);
-  return root;
 }
 
 void set_values(ConfigNode& root, const ConfigNode& overrides) {

@@ -82,6 +82,9 @@ ConfigNode make_map(std::vector<std::pair<std::string, ConfigNode>> entries = {}
 /// merge keys, tags, keys that are not text, tabs as indentation, control characters, text that is not UTF-8.
 ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& sets = {});
 
+/// `sets` ("model.dim=64") over `root`.
+void apply_sets(ConfigNode& root, const std::vector<std::string>& sets);
+
 /// The same for text; `base:` stays an ordinary key.
 ConfigNode parse_config(std::string_view text, const std::string& source_name,
                         const std::filesystem::path& directory = ".");

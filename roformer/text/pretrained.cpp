@@ -127,6 +127,18 @@ fs::path only_model(const fs::path& folder) {
   return found.empty() ? fs::path() : found.front();
 }
 
+SentencePieceOptions sentencepiece_of_llama(const TokenizerJson& config, const fs::path& folder) {
+  // What stands around a text is the matter of who reads it: a token at the beginning, none at the end.
+  if (!config.find_bool("add_bos_token").value_or(true))
+    config.refuse("'add_bos_token' is false, which is not supported");
+  if (config.find_bool("add_eos_token").value_or(false))
+    config.refuse("'add_eos_token' is true, which is not supported");
+  const fs::path model = only_model(folder);
+  if (model.empty())
+    fail("{}: no .model file (SentencePiece), the one tokenizer of LLaMA that is read", folder.string());
+  return {model};
+}
+
 }  // namespace
 
 TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
@@ -154,6 +166,8 @@ TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
             "'model_type', nor a .model file",
             folder.string());
       }
+      if (model_type == "llama")
+        fail("{}: no .model file (SentencePiece), the one tokenizer of LLaMA that is read", folder.string());
       if (model_type != "bert" && model_type != "nezha" && model_type != "roformer") {
         fail("{}: no tokenizer for 'model_type' '{}'; supported are bert, nezha and roformer", source,
              shown(model_type));
@@ -161,10 +175,13 @@ TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
       kind = model_type == "roformer" ? "RoFormerTokenizer" : "BertTokenizer";
     }
   }
+  if (kind == "LlamaTokenizer" || kind == "LlamaTokenizerFast") return sentencepiece_of_llama(config, folder);
   const bool bert = kind == "BertTokenizer" || kind == "BertTokenizerFast";
   if (!bert && kind != "RoFormerTokenizer" && kind != "RoFormerTokenizerFast") {
-    fail("{}: 'tokenizer_class' {} is not supported; supported are BertTokenizer and RoFormerTokenizer",
-         source, shown(kind));
+    fail(
+        "{}: 'tokenizer_class' {} is not supported; supported are BertTokenizer, RoFormerTokenizer and "
+        "LlamaTokenizer",
+        source, shown(kind));
   }
   require_plain(config, folder);
   if (!has_vocab)

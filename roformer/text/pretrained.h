@@ -9,9 +9,9 @@ namespace roformer {
 
 /// The tokenizer of a Hugging Face folder. tokenizer_config.json names the class, or without it the
 /// model_type of config.json does: BertTokenizer (vocab.txt: WordPiece) and RoFormerTokenizer (vocab.txt:
-/// words), with or without "Fast"; a folder that names none and holds one *.model file is SentencePiece.
-/// Error, by name, for every other class and for settings that would change ids and that are not followed
-/// here, such as added tokens.
+/// words), with or without "Fast"; LlamaTokenizer[Fast], and a folder that names none and holds one *.model
+/// file, are SentencePiece. Error, by name, for every other class and for settings that would change ids and
+/// that are not followed here, such as added tokens.
 TokenizerOptions tokenizer_of_folder(const std::filesystem::path& folder);
 
 /// Writes vocab.txt (byte for byte), tokenizer_config.json and special_tokens_map.json into `folder`, so that

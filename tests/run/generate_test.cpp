@@ -1,10 +1,13 @@
 #include "roformer/torch.h"
 
+#include <sentencepiece_trainer.h>
 #include <algorithm>
 #include <sstream>
 
 #include "roformer/core/error.h"
 #include "roformer/core/log.h"
+#include "roformer/eval/search.h"
+#include "roformer/hf/llama.h"
 #include "roformer/run.h"
 #include "tests/catch.h"
 #include "tests/run/process.h"
@@ -99,7 +102,7 @@ TEST_CASE_METHOD(GenerateFixture, "generate: a terminal gets no control characte
   write_text(folder / "text.txt", hostile);
   train("run", {"trainer.steps=2"});
   GenerateRequest request;
-  request.run = folder / "run";
+  request.model = folder / "run";
   request.prompt = "a";
   request.sampling.max_new_tokens = 600;
   std::ostringstream raw, shown;
@@ -170,6 +173,111 @@ TEST_CASE_METHOD(GenerateFixture, "generate: bad input: one line, exit 2") {
     CHECK(std::count(outcome.output.begin(), outcome.output.end(), '\n') == 1);
     CHECK(outcome.output.find(each.expected) != std::string::npos);
   }
+}
+
+namespace {
+
+/// A SentencePiece model as LLaMA's: <unk> 0, <s> 1, </s> 2, then all bytes.
+void write_llama_tokenizer(const std::filesystem::path& file, const std::filesystem::path& text) {
+  const auto status = sentencepiece::SentencePieceTrainer::Train(
+      "--input=" + text.string() +
+      " --model_prefix=" + std::filesystem::path(file).replace_extension().string() +
+      " --vocab_size=300 --model_type=bpe --byte_fallback=true --minloglevel=3");
+  INFO(status.ToString());
+  REQUIRE(status.ok());
+}
+
+/// An untrained LLaMA with five tokens more than the tokenizer, which draws nearly evenly from all.
+void write_llama(const std::filesystem::path& folder, const HfLlamaSettings& settings) {
+  CausalLmOptions options;
+  options.dim = 16;
+  options.layers = 1;
+  options.heads = 2;
+  options.ffn = 16;
+  options.norm = NormKind::rms;
+  options.gated = true;
+  options.bias = false;
+  options.positions = {RotaryOptions{.layout = RotaryLayout::halves}};
+  options.vocab_size = 305;
+  torch::manual_seed(1);
+  save_hf_llama(folder, *CausalLm(options), settings);
+}
+
+}  // namespace
+
+TEST_CASE_METHOD(GenerateFixture, "generate: a LLaMA folder with its SentencePiece model") {
+  write_llama(folder / "hf", {.eos_tokens = {}});
+  write_llama_tokenizer(folder / "hf/tokenizer.model", folder / "text.txt");
+  const auto tokenizer = make_tokenizer(SentencePieceOptions{folder / "hf/tokenizer.model"});
+  CausalLm model = load_llama(open_hf_llama(folder / "hf"));
+  model->eval();
+  const std::string prompt = "the cat";
+  std::vector<int32_t> ids = {1};
+  tokenizer->encode(prompt, ids);
+  SamplingOptions sampling;
+  sampling.max_new_tokens = 400;
+  const torch::NoGradGuard no_grad;
+  std::vector<int64_t> drawn;
+  generate_tokens(next_logits(model, true), torch::tensor(ids, torch::kInt64).unsqueeze(0), sampling,
+                  [&](std::span<const int64_t> token) { return drawn.push_back(token[0]), true; });
+  // What the program prints token by token is one decoding of all, and bytes are bytes.
+  std::vector<int32_t> all(ids.begin() + 1, ids.end());
+  std::string expected;
+  int64_t seen_bytes = 0, beyond = 0;
+  auto decoded = [&] { return tokenizer->decode(all); };
+  for (const int64_t token : drawn) {
+    const auto id = static_cast<int32_t>(token);
+    if (id >= tokenizer->vocab_size()) {
+      ++beyond;
+    } else if (id >= 3 && id < 259) {  // <0x00> and so on
+      expected += static_cast<char>(id - 3);
+      ++seen_bytes;
+      all.push_back(id);
+    } else {
+      const std::string before = decoded();
+      all.push_back(id);
+      expected += decoded().substr(before.size());
+    }
+  }
+  CHECK(beyond > 0);
+  CHECK(seen_bytes > 100);
+  CHECK(static_cast<int64_t>(drawn.size()) - seen_bytes - beyond > 30);
+  const std::vector<std::string> asked = {"--prompt", prompt, "--max-new", "400", "--seed", "1"};
+  CHECK(text("hf", asked) == expected);
+
+  // Nothing to continue: what begins a text is enough.
+  CHECK_FALSE(text("hf", {"--prompt", "", "--max-new", "9"}).empty());
+  CHECK(text("hf", {"--prompt", "the cat", "--max-new", "9", "--threads", "2", "--device", "cpu"}).size() >
+        0);
+
+  // A text ends before any of the tokens that end one.
+  const int64_t third = drawn[2], seventh = drawn[6];
+  write_llama(folder / "ends", {.eos_tokens = {seventh, third}});
+  std::filesystem::copy(folder / "hf/tokenizer.model", folder / "ends/tokenizer.model");
+  CHECK(expected.starts_with(text("ends", asked)));
+  CHECK(text("ends", asked) == text("hf", {"--prompt", prompt, "--max-new", "2"}));
+
+  // Trainer options are for the machine; a folder has no others.
+  const Outcome other = generate("hf", {"--set", "model.dim=4"});
+  CHECK(other.status == 2);
+  CHECK(other.output.find("model") != std::string::npos);
+  const Outcome latin = generate("hf", {"--prompt", "caf\xe9"});
+  CHECK(latin.status == 2);
+  CHECK(latin.output.find("not UTF-8 from byte 4 on") != std::string::npos);
+  // A model without a token that begins a text cannot go on from nothing.
+  write_llama(folder / "nothing", {.bos_token = {}, .eos_tokens = {}});
+  std::filesystem::copy(folder / "hf/tokenizer.model", folder / "nothing/tokenizer.model");
+  CHECK(generate("nothing", {"--prompt", " "}).output.find("the prompt has no tokens") != std::string::npos);
+  CHECK_FALSE(text("nothing", {"--prompt", "a", "--max-new", "9"}).empty());
+  write_llama(folder / "bare", {});
+  const Outcome bare = generate("bare", {"--prompt", "a"});
+  CHECK(bare.status == 2);
+  CHECK(bare.output.find("no .model file") != std::string::npos);
+  write_text(folder / "bare/tokenizer_config.json", R"({"tokenizer_class": "LlamaTokenizerFast"})");
+  CHECK(generate("bare", {"--prompt", "a"}).output.find("no .model file") != std::string::npos);
+  write_text(folder / "ends/tokenizer_config.json",
+             R"({"tokenizer_class": "LlamaTokenizer", "add_bos_token": false})");
+  CHECK(generate("ends", {"--prompt", "a"}).output.find("'add_bos_token' is false") != std::string::npos);
 }
 
 TEST_CASE_METHOD(GenerateFixture, "generate: text comes as it is made, and Ctrl-C ends it with 130") {
