@@ -207,7 +207,8 @@ torch::Tensor performer_logits(CausalLm& model, const torch::Tensor& tokens, dou
   const CausalLmOptions& o = model->options();
   const Positions positions = Positions::range(tokens.size(1), tokens.device());
   PositionEncoding encoding = make_positions(o.positions, o.shape());
-  if (const auto* table = model->named_parameters().find("positions.table"))
+  const auto parameters = model->named_parameters();
+  if (const auto* table = parameters.find("positions.table"))
     encoding->named_parameters()["table"].copy_(*table);
   torch::Tensor x =
       encoding->embed(modules["token"]->as<torch::nn::EmbeddingImpl>()->forward(tokens), positions);

@@ -12,7 +12,8 @@ namespace roformer::test {
 
 inline void set_parameter(torch::nn::Module& module, const std::string& name, const torch::Tensor& value) {
   const torch::NoGradGuard no_grad;
-  torch::Tensor* parameter = module.named_parameters().find(name);
+  const auto parameters = module.named_parameters();
+  const torch::Tensor* parameter = parameters.find(name);
   if (!parameter) FAIL("no parameter '" << name << "'");
   if (parameter->sizes() != value.sizes()) {
     FAIL("'" << name << "' is " << c10::str(parameter->sizes()) << ", given " << c10::str(value.sizes()));
