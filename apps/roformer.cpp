@@ -1,10 +1,14 @@
 // The program: arguments and exit codes only. 0 = done, 130 = ended by Ctrl-C (saved), 2 = the user can fix it,
 // 1 = a mistake of this program.
 
+#include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
 #include <iostream>
 
 #include "roformer/core/interrupt.h"
@@ -18,6 +22,30 @@ void tune_allocator() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, -1);  // never
   mallopt(M_TOP_PAD, 64 << 20);
+}
+
+/// A closed standard descriptor would become the first file that is opened, and messages would go there. What
+/// is written to a closed standard output still fails, as on a full disk.
+void open_standard_descriptors() {
+  const std::pair<const char*, int> files[] = {{"/dev/null", O_RDONLY}, {"/dev/full", O_WRONLY}, {"/dev/null", O_WRONLY}};
+  for (int fd = 0; fd < 3; ++fd) {
+    if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    const auto& [file, flags] = files[fd];
+    if (open(file, flags) != fd) _exit(2);  // there is nobody to tell
+  }
+}
+
+/// A number T, all of it and no larger than fits: CLI11 takes -1 and 1e99 for some other number.
+template <class T>
+CLI::Validator number(const std::string& wanted, bool (*good)(T)) {
+  return CLI::Validator(
+      [=](std::string& text) {
+        T value{};
+        const char* end = text.data() + text.size();
+        const auto [stop, problem] = std::from_chars(text.data(), end, value);
+        return problem == std::errc() && stop == end && good(value) ? "" : "'" + text + "' is not " + wanted;
+      },
+      "");
 }
 
 /// Names of an enum, for arguments.
@@ -63,7 +91,7 @@ int run_command(int argc, char** argv) {
   ablate->add_option("--run", run, "folder of the runs (default: runs/<config name>)");
   ablate->add_option("--jobs", jobs, "runs side by side (default: one per core)")->check(CLI::Range(1, 1024));
   ablate->add_option("--memory", memory, "GiB that runs side by side may use, judged by the largest so far (default: no limit)")
-      ->check(CLI::PositiveNumber);
+      ->check(number<double>("a number above 0", [](double value) { return std::isfinite(value) && value > 0; }));
   add_sets(ablate);
 
   CLI::App* predict = app.add_subcommand(
@@ -87,7 +115,8 @@ int run_command(int argc, char** argv) {
   generate->add_option("model", text.model,
                        "run of the task byte_lm (its best checkpoint), a checkpoint file in one, or a LLaMA folder\n"
                        "of Hugging Face with its SentencePiece tokenizer.model")->required();
-  generate->add_option("--prompt", text.prompt, "the text to continue; empty = whatever follows a line break");
+  generate->add_option("--prompt", text.prompt, "the text to continue; empty = what follows a line break, or in a\n"
+                       "LLaMA folder the token that begins a text");
   generate->add_option("--prompt-file", text.prompt_file, "read it from a file, byte by byte; - is standard input");
   generate->add_option("--max-new", text.sampling.max_new_tokens, "tokens to make at most (of byte_lm: bytes)")
       ->capture_default_str()
@@ -95,12 +124,17 @@ int run_command(int argc, char** argv) {
   generate->add_option("--temperature", text.sampling.temperature,
                        "below 1 likelier tokens, above 1 more varied ones; 0 = greedy, always the likeliest")
       ->capture_default_str();
-  generate->add_option("--top-k", text.sampling.top_k, "draw from the k likeliest tokens; 0 = all")->capture_default_str();
+  generate->add_option("--top-k", text.sampling.top_k, "draw from the k likeliest tokens; 0 = all")
+      ->capture_default_str()
+      ->check(number<int64_t>("a whole number from 0 to 2^63 - 1", [](int64_t value) { return value >= 0; }));
   generate->add_option("--top-p", text.sampling.top_p,
                        "draw from the fewest tokens whose probabilities add up to p, after --top-k")
       ->capture_default_str();
-  generate->add_option("--seed", text.sampling.seed, "the same seed gives the same text")->capture_default_str();
-  generate->add_flag("!--no-cache", text.cached, "read the whole text anew for every token: slow, to check the cache");
+  generate->add_option("--seed", text.sampling.seed, "the same seed gives the same text; 0 to 2^64 - 1")
+      ->capture_default_str()
+      ->check(number<uint64_t>("a whole number from 0 to 2^64 - 1", [](uint64_t) { return true; }));
+  generate->add_flag_callback("--no-cache", [&] { text.cached = false; },
+                              "read the whole text anew for every token: slow, to check the cache");
   add_sets(generate);
 
   CLI::App* tokenize = app.add_subcommand("tokenize", "text in, token ids out, line by line");
@@ -110,15 +144,19 @@ int run_command(int argc, char** argv) {
   tokenize->add_flag("--tokens", tokens.tokens, "print tokens instead of ids");
   tokenize->add_flag("--jsonl", tokens.jsonl,
                      "objects with text (text_pair, max_length) in, the same with ids, tokens, token_type_ids out");
-  tokenize->add_flag("!--no-special", tokens.special, "no [CLS] and [SEP]");
+  tokenize->add_flag_callback("--no-special", [&] { tokens.special = false; }, "no [CLS] and [SEP]");
   tokenize->add_option("--max-length", tokens.max_length, "cut to so many tokens; 0 = never")->check(CLI::Range(0, 1 << 20));
   tokenize->add_option("--threads", tokens.threads, "threads")->check(CLI::Range(1, 1024));
 
   CLI::App* train_tokenizer = app.add_subcommand("train-tokenizer", "a vocabulary or SentencePiece model from text");
   roformer::TokenizerTrainingOptions vocabulary;
-  train_tokenizer->add_option("kind", vocabulary.kind, "wordpiece, bpe or unigram")
+  const auto kinds = choices<roformer::TrainedTokenizer>();
+  train_tokenizer
+      ->add_option_function<std::string>("kind", [&](const std::string& kind) { vocabulary.kind = kinds.at(kind); },
+                                         "wordpiece, bpe or unigram")
       ->required()
-      ->transform(CLI::CheckedTransformer(choices<roformer::TrainedTokenizer>()));
+      ->type_name("")
+      ->check(CLI::IsMember(kinds).description(""));
   train_tokenizer->add_option("output", vocabulary.output, "vocab.txt to write (wordpiece), or the .model file")->required();
   train_tokenizer->add_option("input", vocabulary.input, "text files or folders")->required();
   train_tokenizer->add_option("--vocab-size", vocabulary.vocab_size, "tokens, special ones included")
@@ -127,7 +165,7 @@ int run_command(int argc, char** argv) {
   train_tokenizer->add_option("--memory", vocabulary.memory, "MiB of text to keep; of more text, less is used")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
-  train_tokenizer->add_flag("!--cased", vocabulary.lowercase, "keep upper case");
+  train_tokenizer->add_flag_callback("--cased", [&] { vocabulary.lowercase = false; }, "keep upper case");
 
   CLI::App* encode = app.add_subcommand("encode", "a model's states for texts or token ids, as safetensors");
   roformer::EncodeRequest features;
@@ -215,6 +253,7 @@ int run_command(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_descriptors();
   tune_allocator();
   roformer::catch_interrupts();
   try {

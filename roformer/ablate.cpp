@@ -55,9 +55,6 @@ std::vector<GridPoint> grid_points(const ConfigNode& grid) {
     if (values.kind != ConfigNode::Kind::sequence || values.items.empty()) {
       fail_at(values.mark, "grid: '{}' must be a list of values, e.g. [2e-5, 5e-5]", option);
     }
-    if (option == "seeds" || option == "arms" || option == "grid") {
-      fail_at(values.mark, "grid: '{}' is no option of a single run", option);
-    }
     const std::string key = option.substr(option.rfind('.') + 1);
     std::vector<GridPoint> longer;
     for (const GridPoint& point : points) {
@@ -97,6 +94,20 @@ RunOptions of_one_run(const RunOptions& file, const std::filesystem::path& folde
   return options;
 }
 
+/// What is the same for all runs must not be changed by one of them.
+void check_shared(const RunOptions& row, const RunOptions& base, const std::string& arm, const Mark& mark) {
+  const char* name = row.trainer.seed != base.trainer.seed ? "trainer.seed"
+                     : row.seeds != base.seeds             ? "seeds"
+                     : row.lengths != base.lengths         ? "lengths"
+                     : row.reach != base.reach             ? "reach"
+                     : !(row.arms == base.arms)            ? "arms"
+                     : !(row.grid == base.grid)            ? "grid"
+                                                           : nullptr;
+  if (name)
+    fail_at(mark, "arm '{}': '{}' cannot differ between runs; seeds are listed at the top: 'seeds: [1, 2]'",
+            arm, name);
+}
+
 /// All runs with their options, checked before the first one starts.
 AblationPlan plan_runs(const AblateRequest& request, const std::filesystem::path& folder) {
   const ConfigNode config = load_config(request.config, request.sets);
@@ -132,7 +143,9 @@ AblationPlan plan_runs(const AblateRequest& request, const std::filesystem::path
       ArmRun row;
       row.arm = arm;
       row.point = point.name;
-      row.options = of_one_run(read_run(node), folder);
+      const RunOptions options = read_run(node);
+      check_shared(options, base, arm, overrides.mark);
+      row.options = of_one_run(options, folder);
       check_inputs(row.options);
       rows.push_back(std::move(row));
     }
@@ -217,7 +230,7 @@ log::ProgressState progress_of(ArmRun& run) {
     if (record.value("split", "") != "train") continue;
     const double tokens = record.value("tokens", 0.0), seconds = record.value("seconds", 0.0);
     state.step = record.value("step", int64_t{0});
-    if (record["loss"].is_number()) state.loss = record["loss"];
+    if (record.contains("loss") && record["loss"].is_number()) state.loss = record["loss"];
     if (seconds > before_seconds)
       state.tokens_per_second = (tokens - before_tokens) / (seconds - before_seconds);
     before_tokens = tokens;
@@ -235,7 +248,24 @@ std::string last_words(const ArmRun& run) {
     return "";
   }
   while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text.substr(text.rfind('\n') + 1);
+  std::string line = text.substr(text.rfind('\n') + 1);
+  if (line.starts_with("error: ")) line.erase(0, 7);
+  return line;
+}
+
+/// Runs of an ablation that was killed end by themselves, but not before their update does and is saved.
+void wait_for_others(const std::vector<ArmRun>& runs) {
+  constexpr std::chrono::seconds longest{60};
+  const auto start = std::chrono::steady_clock::now();
+  for (const ArmRun& run : runs) {
+    bool told = false;
+    while (FileLock::is_held(run.folder) && !interrupted() &&
+           std::chrono::steady_clock::now() - start < longest) {
+      if (!told) log::info("{}: waits for the process that still writes into it", run.name());
+      told = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
 }
 
 /// Collects children that have ended. Returns whether any did.
@@ -315,6 +345,7 @@ int ablate(const AblateRequest& request, std::ostream& out) {
   std::filesystem::create_directories(folder, problem);
   if (problem) fail("{}: cannot be created: {}", folder.string(), problem.message());
   const FileLock lock(folder);
+  wait_for_others(runs);
   for (ArmRun& run : runs) {
     claim_run_folder(run.folder, run.options);
     run.done = finished_result(run.folder, run.options.trainer.steps).has_value();
@@ -331,8 +362,10 @@ int ablate(const AblateRequest& request, std::ostream& out) {
   for (const std::string& set : request.sets) ablation.command.insert(ablation.command.end(), {"--set", set});
   ablation.runs.assign(runs.begin(), runs.end());
   std::vector<HtmlSection> results = write_results(ablation, out);
+  int64_t failed_evaluations = 0;
   if (!plan.lengths.empty()) {
     const LengthStudy study = study_lengths(ablation, plan.lengths, out);
+    failed_evaluations = study.failed;
     HtmlSection& section = results.emplace_back();
     section.title = "Other lengths";
     section.table = study.table;
@@ -343,7 +376,8 @@ int ablate(const AblateRequest& request, std::ostream& out) {
   out << "page    " << (folder / "report.html").string() << "\n";
   const auto failed = std::count_if(runs.begin(), runs.end(), [](const ArmRun& run) { return run.failed; });
   if (failed > 0) log::error("{} of {} runs failed", failed, runs.size());
-  return failed > 0 ? 2 : 0;
+  if (failed_evaluations > 0) log::error("{} evaluations at other lengths failed", failed_evaluations);
+  return failed > 0 || failed_evaluations > 0 ? 2 : 0;
 }
 
 }  // namespace roformer

@@ -4,6 +4,9 @@
 #include <array>
 #include <optional>
 #include <ostream>
+#include <set>
+
+#include <fmt/ranges.h>
 
 #include "roformer/core/files.h"
 #include "roformer/core/interrupt.h"
@@ -59,6 +62,7 @@ struct LengthCell {
   std::string_view scaling;
   int64_t length;
   std::optional<double> loss = {};
+  std::string error = {};  ///< why there is none
 };
 
 /// lengths.json of a run folder: measured losses, valid for one checkpoint and one amount of text.
@@ -115,8 +119,13 @@ void measure(std::vector<LengthCell>& cells, int64_t longest) {
     set_length(options, cell.length, longest);
     if (cell.scaling != "none")
       plain_rotary(options)->scaling = scaling_to(cell.scaling, trained, cell.length);
-    cell.loss = evaluate_checkpoint(options, checkpoints.path(steps.front())).metrics.at("loss");
-    file.put(key, *cell.loss);
+    try {
+      cell.loss = evaluate_checkpoint(options, checkpoints.path(steps.front())).metrics.at("loss");
+      file.put(key, *cell.loss);
+    } catch (const Error& error) {
+      cell.error = error.what();
+      log::error("{}, {} tokens: {}", cell.run->folder.filename().string(), cell.length, cell.error);
+    }
   }
   state.state = "done";
   progress.update(0, state);
@@ -182,7 +191,10 @@ LengthStudy study_lengths(const Ablation& ablation, const std::vector<int64_t>& 
       std::vector<double> losses;
       for (const size_t index : row.cells[i]) {
         const LengthCell& cell = cells[index];
-        if (!cell.loss) continue;
+        if (!cell.loss) {
+          ++study.failed;
+          continue;
+        }
         losses.push_back(*cell.loss);
         csv.rows.push_back({row.arm, std::string(row.scaling), std::to_string(cell.length),
                             std::to_string(cell.run->seed), unrounded(*cell.loss)});
@@ -192,7 +204,8 @@ LengthStudy study_lengths(const Ablation& ablation, const std::vector<int64_t>& 
                            {"seed", cell.run->seed},
                            {"loss", *cell.loss}});
       }
-      texts.push_back(row.able(lengths[i]) ? mean_and_interval(losses, 3) : "not able");
+      const bool failed = losses.empty() && !row.cells[i].empty();
+      texts.push_back(!row.able(lengths[i]) ? "not able" : failed ? "failed" : mean_and_interval(losses, 3));
       if (losses.empty()) continue;
       curve.x.push_back(static_cast<double>(lengths[i]));
       curve.y.push_back(mean(losses));
@@ -202,12 +215,16 @@ LengthStudy study_lengths(const Ablation& ablation, const std::vector<int64_t>& 
     if (row.scaling == "none") as_trained.curves.push_back(curve);
     if (row.scalable) scaled.curves.push_back(curve);
   }
-  const int64_t trained = training_length(ablation.runs.front().options);
-  study.table.notes.push_back(
-      fmt::format("Last checkpoints, trained at {} tokens; mean over seeds ± 95 % t interval; the same "
-                  "number of tokens at every length. Scaling: put on RoPE for the evaluation alone, by the "
-                  "factor length / {}; – where it changes nothing.",
-                  trained, trained));
+  std::set<int64_t> trained;
+  for (const AblationRun& run : ablation.runs) trained.insert(training_length(run.options));
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const bool even = std::all_of(lengths.begin(), lengths.end(), [&](int64_t n) { return longest % n == 0; });
+  study.table.notes.push_back(fmt::format(
+      "Last checkpoints, trained at {} tokens; mean over seeds ± 95 % t interval; {} number of "
+      "tokens at every length. Scaling: put on RoPE for the evaluation alone, by the factor length / "
+      "length of training; – where it changes nothing.",
+      fmt::join(trained, " or "), even ? "the same" : "nearly the same"));
+  if (study.failed > 0) study.table.notes.push_back(fmt::format("{} evaluation(s) failed.", study.failed));
   const bool all_able = std::all_of(rows.begin(), rows.end(), [&](const LengthRow& row) {
     return std::all_of(lengths.begin(), lengths.end(), [&](int64_t length) { return row.able(length); });
   });

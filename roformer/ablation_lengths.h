@@ -14,6 +14,7 @@ namespace roformer {
 struct LengthStudy {
   Table table;                                  ///< mean loss ± 95 % interval over seeds
   std::vector<std::filesystem::path> pictures;  ///< stems: arms as trained; scalings of rotary arms, if any
+  int64_t failed = 0;                           ///< evaluations
 };
 
 /// Leaves lengths.{md,json,csv} and pictures in the folder and prints the table. What was measured before

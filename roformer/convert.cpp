@@ -2,6 +2,7 @@
 
 #include <ostream>
 
+#include "roformer/core/files.h"
 #include "roformer/core/log.h"
 #include "roformer/model_source.h"
 #include "roformer/text/pretrained.h"
@@ -51,12 +52,31 @@ void convert_encoder(const std::filesystem::path& source, const std::filesystem:
   });
 }
 
+/// A folder's only SentencePiece model, byte for byte, and what says how it is used. False if there is none.
+bool copy_tokenizer(const std::filesystem::path& source, const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  std::error_code problem;
+  for (const auto& entry : std::filesystem::directory_iterator(source, problem)) {
+    if (entry.path().extension() == ".model") files.push_back(entry.path());
+  }
+  if (files.size() != 1) return false;
+  const std::filesystem::path config = source / "tokenizer_config.json";
+  if (std::filesystem::exists(config, problem)) files.push_back(config);
+  for (const std::filesystem::path& file : files) {
+    write_file_atomically(folder / file.filename(), read_file(file, size_t{1} << 30));
+  }
+  return true;
+}
+
 void convert_causal(const std::filesystem::path& source, const std::filesystem::path& folder) {
   const CausalSource model = load_causal_source(source);
   check_llama(model.model->options());
   write_whole(folder, [&](const std::filesystem::path& aside) {
     save_hf_llama(aside, *model.model, model.save);
-    log::warn("no tokenizer is written: tokens are bytes, or those of the folder that was read");
+    if (model.tokenizer)
+      log::warn("no tokenizer is written: tokens are bytes");
+    else if (!copy_tokenizer(source, aside))
+      log::warn("no tokenizer is written: the folder has not one .model file");
   });
 }
 

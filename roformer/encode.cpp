@@ -118,6 +118,12 @@ EncodeModel open_encoder(const EncodeRequest& request, torch::Device device) {
 
 /// Token ids alone: no tokenizer of a language model puts special tokens around a text.
 EncodeModel open_causal(const EncodeRequest& request, torch::Device device) {
+  if (request.input.extension() != ".safetensors") {
+    fail(
+        "{}: {} is a language model, whose texts are not encoded here; give token ids, a .safetensors file "
+        "with input_ids",
+        request.input.string(), request.model.string());
+  }
   CausalLm model = load_causal_source(request.model).model;
   model->to(device);
   auto forward = [model, states_only = request.states_only](

@@ -46,6 +46,8 @@ std::vector<int32_t> read_prompt(const std::string& prompt, const Tokenizer& tok
   tokenizer.encode(prompt, ids);
   if (ids.empty()) fail("the prompt has no tokens; write more into it");
   const int64_t tokens = source.model->options().vocab_size;
+  if (const auto& bos = source.save.bos_token; bos && (*bos < 0 || *bos >= tokens))
+    fail("{}/config.json: bos_token_id {} is not one of the {} tokens", source.name, *bos, tokens);
   for (const int32_t id : ids) {
     if (id < 0 || id >= tokens)
       fail("{}: token {} of the prompt is not one of the {} that the model has", source.name, id, tokens);
@@ -92,6 +94,11 @@ int generate(const GenerateRequest& request, std::ostream& out) {
     }
   }
 
+  if (!source.tokenizer && length + sampling.max_new_tokens > source.save.max_length)
+    log::warn(
+        "the text may become longer than the {} tokens that the model was made for (config.json: "
+        "max_position_embeddings)",
+        source.save.max_length);
   TerminalText terminal;
   int64_t made = 0;
   bool line_open = false;

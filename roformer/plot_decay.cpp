@@ -138,13 +138,22 @@ TrainedProducts trained_products(const std::filesystem::path& run_or_file, int64
 
 std::string shape_note(int64_t dim, const std::vector<double>& bound) {
   const CurveShape shape = shape_of(bound);
-  return fmt::format("d = {}: {} of {} steps rise, minimum {:.3f} at m = {}", dim, shape.rising,
-                     bound.size() - 1, shape.minimum, shape.lowest);
+  return fmt::format("d = {}: {} of {} steps rise, minimum {:.3f} at m = {}", dim, shape.rising, shape.steps,
+                     shape.minimum, shape.lowest);
 }
 
 }  // namespace
 
 int plot_decay(const DecayRequest& request, std::ostream& out) {
+  for (const std::filesystem::path& file : picture_files(request.stem)) {
+    const auto place = [](const std::filesystem::path& path) {
+      std::error_code problem;
+      const auto found = std::filesystem::weakly_canonical(std::filesystem::absolute(path, problem), problem);
+      return problem ? path : found;
+    };
+    if (!request.csv.empty() && place(request.csv) == place(file))
+      fail("--csv {}: the picture is written there; choose another name", request.csv.string());
+  }
   std::vector<int64_t> dims = {request.dim};
   if (request.dim == DecayRequest{}.dim) dims.push_back(64);
 
@@ -179,8 +188,7 @@ int plot_decay(const DecayRequest& request, std::ostream& out) {
 
   // Short, as gnuplot cuts long lines.
   const CurveShape shape = shape_of(raw.front());
-  figure.title =
-      fmt::format("Eq. 37 trends down but is not monotone: {} of {} steps rise", shape.rising, request.max);
+  figure.title = "Eq. 37 " + shape_text(shape);
   figure.x_label = fmt::format("distance m (bound, d = {}: minimum {:.3f} at {})", request.dim, shape.minimum,
                                shape.lowest);
   figure.y_label = "divided by its value at m = 0";
@@ -201,8 +209,9 @@ int plot_decay(const DecayRequest& request, std::ostream& out) {
     table.rows.push_back(row);
   }
   out << to_markdown(table)
-      << "\nThe bound trends down but is not monotone. In the picture every curve is divided by its value at "
-         "m = 0.\n"
+      << fmt::format(
+             "\nThe bound (d = {}) {}. In the picture every curve is divided by its value at m = 0.\n",
+             request.dim, shape_text(shape))
       << request.stem.string() << ".png\n"
       << request.stem.string() << ".svg\n";
   if (!request.csv.empty()) out << request.csv.string() << "\n";

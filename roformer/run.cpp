@@ -60,12 +60,15 @@ std::string utc_date() {
 void write_environment(const std::filesystem::path& folder, const World& world) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  nlohmann::ordered_json environment = {
-      {"roformer", ROFORMER_VERSION},     {"libtorch", TORCH_VERSION},
-      {"compiler", __VERSION__},          {"device", world.device.str()},
-      {"threads", at::get_num_threads()}, {"cores", std::thread::hardware_concurrency()},
-      {"processor", processor_name()},    {"host", host},
-      {"date", utc_date()}};
+  nlohmann::ordered_json environment = {{"roformer", ROFORMER_VERSION},
+                                        {"libtorch", TORCH_VERSION},
+                                        {"compiler", __VERSION__},
+                                        {"device", world.device.str()},
+                                        {"threads", at::get_num_threads()},
+                                        {"cores", std::thread::hardware_concurrency()},
+                                        {"processor", processor_name()},
+                                        {"host", host},
+                                        {"date", utc_date()}};
   if (const std::string commit = git_commit(); !commit.empty()) environment["git_commit"] = commit;
   write_file_atomically(folder / "environment.json", environment.dump(2) + "\n");
 }
@@ -242,16 +245,17 @@ void validate(const RunOptions& options) {
   const bool causal = std::holds_alternative<CausalModelOptions>(options.model);
   if (bytes && !causal) fail("task byte_lm trains a language model: write model.type: causal");
   if (!bytes && causal) fail("model.type: causal is for the task byte_lm; this task trains an encoder");
+  // The runner of an ablation names a cache for all tasks alike.
+  DataOptions unused;
+  unused.cache = options.data.cache;
+  if (!std::holds_alternative<MlmOptions>(options.task) && !(write(options.data) == write(unused)))
+    fail("data: is not read by this task, which has texts and lengths of its own (task.*); remove it");
   if (bytes) {
     options.causal();
-    if (!options.data.train.empty())
-      fail("data.train: is not read by this task, which has a file of its own (task.file)");
     if (!std::holds_alternative<BytesOptions>(options.tokenizer)) fail("tokenizer.type: byte_lm reads bytes");
   } else if (std::holds_alternative<MlmOptions>(options.task)) {
     if (options.data.train.empty()) fail("data.train must name a file or a folder");
   } else {
-    if (!options.data.train.empty())
-      fail("data.train: is not read by this task, which has a folder of its own (task.folder)");
     if (!options.trainer.stages.empty()) fail("trainer.stages: this task has no sequences of a fixed length");
   }
   if (options.grid.kind != ConfigNode::Kind::null && options.grid.kind != ConfigNode::Kind::map) {
@@ -378,6 +382,9 @@ int train(const TrainRequest& request) {
   const TrainerOptions options = resolve(run.trainer, *task, world);
   Trainer trainer(*task, options, world, folder);
   if (request.resume && trainer.resume()) {
+    if (trainer.step() > options.steps)
+      fail("{}: has {} updates already, and {} are asked for; raise trainer.steps, or choose another folder",
+           folder.string(), trainer.step(), options.steps);
     log::info("goes on after update {}", trainer.step());
   } else if (!run.init_from().empty()) {
     warm_start(*task, run.init_from());

@@ -1,5 +1,6 @@
 #include "roformer/run_folder.h"
 
+#include <algorithm>
 #include <set>
 
 #include "roformer/core/files.h"
@@ -11,7 +12,6 @@ namespace {
 /// These may change when a run goes on: they leave the updates made so far as they were.
 const std::set<std::string>& changeable_options() {
   static const std::set<std::string> names = {"data.cache",
-                                              "data.eval_sequences",
                                               "trainer.steps",
                                               "trainer.log_every",
                                               "trainer.evaluate_every",
@@ -64,20 +64,26 @@ RunOptions load_run_folder(const std::filesystem::path& folder, const std::vecto
   const std::filesystem::path config = folder / "config.yaml";
   std::error_code ignored;
   if (!std::filesystem::exists(config, ignored))
-    fail("{}: no run folder (it has no config.yaml)", folder.string());
+    fail("{}: no run folder (it has no config.yaml)", folder.empty() ? "." : folder.string());
   return read_folder_config(config, sets);
 }
 
 void claim_run_folder(const std::filesystem::path& folder, const RunOptions& run) {
   const std::filesystem::path config = folder / "config.yaml";
   std::error_code ignored;
-  const bool trained = !CheckpointFolder(folder).steps().empty();  // else there is nothing to protect
-  if (trained && std::filesystem::exists(config, ignored)) {
+  const bool holds_results =
+      !CheckpointFolder(folder).steps().empty() || std::filesystem::exists(folder / "result.json", ignored);
+  if (holds_results) {
+    if (!std::filesystem::exists(config, ignored))
+      fail("{}: holds results, but no config.yaml that says of what; remove it, or choose another folder",
+           folder.string());
     const std::string difference = first_difference(write(read_folder_config(config, {})), write(run), "");
     if (!difference.empty()) {
       fail("{}: holds a run with other options ({}); remove it, or choose another folder with --run",
            folder.string(), difference);
     }
+  } else {
+    std::filesystem::remove(folder / "lengths.json", ignored);  // of weights that are gone
   }
   std::filesystem::create_directories(folder, ignored);
   if (ignored) fail("{}: cannot be created: {}", folder.string(), ignored.message());
@@ -90,9 +96,15 @@ std::optional<nlohmann::json> finished_result(const std::filesystem::path& folde
   if (!std::filesystem::exists(path, ignored)) return std::nullopt;
   const nlohmann::json result =
       nlohmann::json::parse(read_file(path, 1 << 20), nullptr, /*allow_exceptions=*/false);
-  const bool usable = result.is_object() && result.value("finished", false) &&
-                      result.contains("asked_steps") && result["asked_steps"].is_number_integer() &&
-                      result["asked_steps"] == steps;
+  if (!result.is_object()) return std::nullopt;
+  auto is = [&](const char* key, auto value) { return result.contains(key) && result[key] == value; };
+  auto is_number = [&](const char* key) { return !result.contains(key) || result[key].is_number(); };
+  const bool usable =
+      is("finished", true) && is("asked_steps", steps) && is_number("step") && is_number("parameters") &&
+      is_number("tokens") && is_number("seconds") && result.contains("metrics") &&
+      result["metrics"].is_object() &&
+      std::all_of(result["metrics"].begin(), result["metrics"].end(),
+                  [](const nlohmann::json& value) { return value.is_number() || value.is_null(); });
   return usable ? std::optional(result) : std::nullopt;
 }
 

@@ -171,6 +171,14 @@ FileLock::FileLock(const fs::path& folder) {
   fail("{} is in use by another process; wait until it ends or choose another run folder", folder.string());
 }
 
+bool FileLock::is_held(const fs::path& folder) {
+  const int fd = ::open((folder / ".lock").c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(fd);
+  return held;
+}
+
 // The file stays: removing it would let two processes lock two different files of the same name.
 FileLock::~FileLock() { ::close(fd_); }
 

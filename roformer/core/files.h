@@ -66,6 +66,8 @@ class FileLock {
   /// Creates `folder/.lock`; an Error "... is in use by another process" if another FileLock holds it.
   explicit FileLock(const std::filesystem::path& folder);
   ~FileLock();
+  /// Whether another FileLock holds it now.
+  static bool is_held(const std::filesystem::path& folder);
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 

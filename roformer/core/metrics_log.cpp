@@ -11,6 +11,17 @@ namespace {
 
 constexpr std::size_t max_metrics_file = std::size_t{4} << 30;
 
+bool has_known_types(const nlohmann::json& record) {
+  for (const auto& [name, value] : record.items()) {
+    const bool good = name == "step"                          ? value.is_number_integer()
+                      : name == "split"                       ? value.is_string()
+                      : name == "tokens" || name == "seconds" ? value.is_number()
+                                                              : true;
+    if (!good) return false;
+  }
+  return true;
+}
+
 // Calls use(line with its newline, record) for every whole record of `text`.
 template <class Use>
 void each_record(const fs::path& path, std::string_view text, Use use) {
@@ -24,12 +35,12 @@ void each_record(const fs::path& path, std::string_view text, Use use) {
     const bool short_enough = line.size() <= MetricsLog::max_line;
     const nlohmann::json record =
         short_enough ? nlohmann::json::parse(line, nullptr, false) : nlohmann::json();
-    const bool has_good_step = !record.contains("step") || record["step"].is_number_integer();
-    if (record.is_object() && has_good_step) {
+    if (record.is_object() && has_known_types(record)) {
       use(line, record);
     } else if (!text.empty()) {
       fail("{}:{}: not a record of metrics ({}); mend or remove the line", path.string(), number,
-           short_enough ? "one JSON object, \"step\" an integer" : "the line is too long");
+           short_enough ? "one JSON object with numbers, \"step\" an integer, \"split\" a text"
+                        : "the line is too long");
     }
   }
 }

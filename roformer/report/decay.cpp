@@ -1,5 +1,7 @@
 #include "roformer/report/decay.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <complex>
@@ -53,12 +55,28 @@ std::vector<double> decay_bound(int64_t dim, int64_t max) {
 
 CurveShape shape_of(const std::vector<double>& curve) {
   CurveShape shape;
-  for (size_t m = 0; m + 1 < curve.size(); ++m) shape.rising += curve[m + 1] > curve[m];
-  const auto lowest = std::min_element(curve.begin(), curve.end());
-  if (lowest == curve.end()) return shape;
-  shape.lowest = lowest - curve.begin();
-  shape.minimum = *lowest;
+  if (curve.empty()) return shape;
+  constexpr double rounding = 1.0 + 1e-12;
+  shape.steps = static_cast<int64_t>(curve.size()) - 1;
+  for (size_t m = 0; m + 1 < curve.size(); ++m) {
+    shape.rising += curve[m + 1] > curve[m] * rounding;
+    shape.falling += curve[m] > curve[m + 1] * rounding;
+  }
+  shape.minimum = *std::min_element(curve.begin(), curve.end());
+  shape.lowest = std::find_if(curve.begin(), curve.end(),
+                              [&](double value) { return value <= shape.minimum * rounding; }) -
+                 curve.begin();
+  const auto half = static_cast<std::ptrdiff_t>(curve.size() / 2);
+  const double first = std::accumulate(curve.begin(), curve.begin() + half, 0.0);
+  const double second = std::accumulate(curve.end() - half, curve.end(), 0.0);
+  shape.lower_later = second < 0.9 * first;
   return shape;
+}
+
+std::string shape_text(const CurveShape& shape) {
+  if (shape.rising == 0) return shape.falling == 0 ? "is constant" : "falls";
+  return fmt::format("{}is not monotone: {} of {} steps rise", shape.lower_later ? "trends down but " : "",
+                     shape.rising, shape.steps);
 }
 
 std::vector<double> mean_product(int64_t dim, int64_t max, int64_t pairs, bool same, uint64_t seed) {

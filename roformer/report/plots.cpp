@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -174,7 +173,15 @@ class MemoryFile {
   int fd_;
 };
 
-void run_gnuplot(const std::string& script, int png, int svg) {
+bool ends_with(int fd, std::string_view mark) {
+  std::array<char, 16> tail = {};
+  const off_t size = ::lseek(fd, 0, SEEK_END), begin = std::max<off_t>(0, size - 16);
+  const ssize_t got = ::pread(fd, tail.data(), tail.size(), begin);
+  return got > 0 && std::string_view(tail.data(), static_cast<std::size_t>(got)).find(mark) != mark.npos;
+}
+
+void run_gnuplot(const std::string& script, AtomicFile& png_file, AtomicFile& svg_file) {
+  const int png = png_file.descriptor(), svg = svg_file.descriptor();
   MemoryFile input("gnuplot-input"), messages("gnuplot-messages");
   input.fill(script);
   posix_spawn_file_actions_t actions;
@@ -195,21 +202,32 @@ void run_gnuplot(const std::string& script, int png, int svg) {
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  const auto empty = [](int fd) {
-    struct stat info = {};
-    return ::fstat(fd, &info) != 0 || info.st_size == 0;
-  };
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || empty(png) || empty(svg))
-    fail("cannot draw: gnuplot failed: {}; gnuplot-nox of Debian 12 is known to work",
-         messages.first_line_with_text());
+  // gnuplot does not notice every write that fails.
+  if (status == 0 && ends_with(png, "IEND") && ends_with(svg, "</svg>")) return;
+  // On a full disk it says nothing of use; more than a picture's bytes, written here, give the reason.
+  for (AtomicFile* file : {&png_file, &svg_file}) {
+    ::lseek(file->descriptor(), 0, SEEK_END);
+    file->write(std::string(1 << 20, ' '));
+  }
+  const std::string reason = messages.first_line_with_text();
+  fail("cannot draw: gnuplot failed: {}; gnuplot-nox of Debian 12 is known to work",
+       reason.empty() ? "it made no whole picture and gave no reason" : reason);
 }
 
 }  // namespace
 
+std::array<fs::path, 2> picture_files(const fs::path& stem) {
+  const fs::path name = stem.filename();
+  if (name.empty() || name == "." || name == "..")
+    fail("cannot write a picture to '{}': name a file, without .png or .svg", stem.string());
+  return {fs::path(stem) += ".png", fs::path(stem) += ".svg"};
+}
+
 void plot(const Figure& figure, const fs::path& stem) {
   check_figure(figure);
-  AtomicFile png(fs::path(stem) += ".png"), svg(fs::path(stem) += ".svg");
-  run_gnuplot(gnuplot_script(figure, png.descriptor(), svg.descriptor()), png.descriptor(), svg.descriptor());
+  const std::array<fs::path, 2> files = picture_files(stem);
+  AtomicFile png(files[0]), svg(files[1]);
+  run_gnuplot(gnuplot_script(figure, png.descriptor(), svg.descriptor()), png, svg);
   png.commit();
   svg.commit();
 }

@@ -86,9 +86,9 @@ TEST_CASE("a broken line elsewhere is named") {
   const std::string path = (dir / "m.jsonl").string();
   for (const std::string broken : {"{\"step\":", "[1]", "", "{\"step\":1.5}", "{\"step\":1} {\"step\":2}"}) {
     put_metrics(path, "{\"step\":1}\n" + broken + "\n{\"step\":3}\n");
-    CHECK(metrics_error(path) ==
-          path +
-              ":2: not a record of metrics (one JSON object, \"step\" an integer); mend or remove the line");
+    CHECK(metrics_error(path) == path +
+                                     ":2: not a record of metrics (one JSON object with numbers, \"step\" an "
+                                     "integer, \"split\" a text); mend or remove the line");
     CHECK_THROWS_AS(MetricsLog::rewind(path, 5), roformer::Error);
   }
   put_metrics(path, "{\"a\":\"" + std::string(MetricsLog::max_line, 'x') + "\"}\n{\"step\":3}\n");

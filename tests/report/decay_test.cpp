@@ -45,8 +45,23 @@ TEST_CASE("the bound of eq. 37 trends down, but is not monotone") {
   CHECK(shape.rising == 115);
   CHECK(shape.lowest == 236);
   CHECK(shape.minimum == Approx(6.414997).margin(1e-6));
+  CHECK(roformer::shape_text(shape) == "trends down but is not monotone: 115 of 256 steps rise");
   CHECK(roformer::shape_of({3, 1, 1, 2}).rising == 1);
   CHECK(roformer::shape_of({3, 1, 1, 2}).lowest == 1);
+}
+
+TEST_CASE("the shape of a bound is said in words that are so") {
+  const auto text = [](int64_t dim, int64_t max) {
+    return roformer::shape_text(roformer::shape_of(decay_bound(dim, max)));
+  };
+  CHECK(text(128, 5) == "falls");
+  CHECK(text(2, 1) == "is constant");
+  CHECK(text(2, 2048) == "is constant");  // |exp(i m)| differs from 1 by rounding
+  CHECK(roformer::shape_of(decay_bound(2, 2048)).lowest == 0);
+  CHECK(text(4, 256) == "is not monotone: 126 of 256 steps rise");  // (1 + 2 |cos(0.495 m)|) / 2
+  CHECK(text(64, 30) == "trends down but is not monotone: 10 of 30 steps rise");
+  CHECK(roformer::shape_text(roformer::shape_of({3, 1, 1})) == "falls");
+  CHECK(roformer::shape_of({}).steps == 0);
 }
 
 TEST_CASE("reference values of eq. 37") {

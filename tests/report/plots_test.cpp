@@ -124,6 +124,41 @@ TEST_CASE("single points, gaps, flat curves, many curves and limits are drawn") 
   CHECK(files_in(dir.path()) == 6);
 }
 
+TEST_CASE("a picture needs a file name") {
+  TempDir dir;
+  for (const char* name : {"", ".", ".."})
+    CHECK(plot_error(two_curves(), dir / name).find("name a file, without .png or .svg") !=
+          std::string::npos);
+  CHECK(plot_error(two_curves(), "").find("to ''") != std::string::npos);
+  CHECK(files_in(dir.path()) == 0);
+  CHECK(roformer::picture_files("a/b.c")[1] == "a/b.c.svg");
+}
+
+TEST_CASE("a picture that gnuplot cut short without a word is not kept") {
+  TempDir dir, tools;
+  const std::string path = ::getenv("PATH"), script = (tools / "script").string();
+  roformer::write_file_atomically(
+      tools / "gnuplot", "#!/bin/sh\nPATH='" + path + "'\ncat > " + script + "\ngnuplot -d " + script +
+                             "\nfd=$(sed -n \"s|^set output '/dev/fd/\\([0-9]*\\)'|\\1|p\" " + script +
+                             " | sed -n \"${CUT}p\")\n[ -z \"$fd\" ] || truncate -s -9 /dev/fd/$fd\n");
+  fs::permissions(tools / "gnuplot", fs::perms::owner_all);
+  ::setenv("PATH", tools.path().c_str(), 1);
+  std::string messages[3];
+  for (int cut = 0; cut < 3; ++cut) {  // nothing, the PNG, the SVG
+    ::setenv("CUT", cut == 0 ? "9" : std::to_string(cut).c_str(), 1);
+    messages[cut] = plot_error(two_curves(), dir / std::to_string(cut));
+  }
+  ::setenv("PATH", path.c_str(), 1);
+  ::unsetenv("CUT");
+  CHECK(messages[0] == "no error");
+  for (const int cut : {1, 2})
+    CHECK(
+        messages[cut] ==
+        "cannot draw: gnuplot failed: it made no whole picture and gave no reason; gnuplot-nox of Debian 12 "
+        "is known to work");
+  CHECK(files_in(dir.path()) == 2);
+}
+
 TEST_CASE("what cannot be drawn is named, and an old picture stays") {
   TempDir dir;
   roformer::write_file_atomically(dir / "x.png", "old");
@@ -150,7 +185,7 @@ TEST_CASE("what cannot be drawn is named, and an old picture stays") {
   CHECK(missing == "cannot draw: gnuplot is not installed; apt-get install gnuplot-nox");
   CHECK(failing ==
         "cannot draw: gnuplot failed: line 3: no such terminal; gnuplot-nox of Debian 12 is known to work");
-  CHECK(idle.rfind("cannot draw: gnuplot failed: ", 0) == 0);
+  CHECK(idle.rfind("cannot draw: gnuplot failed: it made no whole picture", 0) == 0);
   CHECK(file_text(dir / "x.png") == "old");
   CHECK(files_in(dir.path()) == 2);
 }

@@ -257,6 +257,18 @@ TEST_CASE_METHOD(GenerateFixture, "generate: a LLaMA folder with its SentencePie
   CHECK(expected.starts_with(text("ends", asked)));
   CHECK(text("ends", asked) == text("hf", {"--prompt", prompt, "--max-new", "2"}));
 
+  // Made for 2048 tokens by config.json, here for fewer.
+  write_llama(folder / "short", {.max_length = 8, .eos_tokens = {}});
+  std::filesystem::copy(folder / "hf/tokenizer.model", folder / "short/tokenizer.model");
+  CHECK(generate("short", {"--prompt", "a", "--max-new", "20"}).output.find("longer than the 8 tokens") !=
+        std::string::npos);
+  CHECK(generate("hf", {"--prompt", "a", "--max-new", "20"}).output.find("longer than") == std::string::npos);
+  write_llama(folder / "stranger", {.bos_token = 500});
+  std::filesystem::copy(folder / "hf/tokenizer.model", folder / "stranger/tokenizer.model");
+  CHECK(
+      generate("stranger", {"--prompt", "a"}).output.find("bos_token_id 500 is not one of the 305 tokens") !=
+      std::string::npos);
+
   // Trainer options are for the machine; a folder has no others.
   const Outcome other = generate("hf", {"--set", "model.dim=4"});
   CHECK(other.status == 2);

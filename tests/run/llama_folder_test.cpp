@@ -95,6 +95,27 @@ TEST_CASE_METHOD(LlamaFixture, "a language model becomes a LLaMA folder, and a r
   CHECK(difference("tuned", "run") < 1e-5);
 }
 
+TEST_CASE_METHOD(LlamaFixture, "a LLaMA folder is written with its SentencePiece model") {
+  must({"train", path("lm.yaml"), "--run", path("run"), "--set", "trainer.steps=1"});
+  CHECK(must({"convert", path("run"), path("hf")}).find("no tokenizer is written") != std::string::npos);
+  CHECK(must({"convert", path("hf"), path("bare")}).find("no tokenizer is written") != std::string::npos);
+
+  const std::string model("any\0bytes\r\n", 11), config = "{\"tokenizer_class\": \"LlamaTokenizer\"}";
+  write_text(folder / "hf/tokenizer.model", model);
+  const std::string plain = must({"convert", path("hf"), path("plain")});
+  CHECK(plain.find("warning") == std::string::npos);
+  CHECK(fuzz_bytes(folder / "plain/tokenizer.model") == model);
+  CHECK_FALSE(std::filesystem::exists(folder / "plain/tokenizer_config.json"));
+  write_text(folder / "hf/tokenizer_config.json", config);
+  must({"convert", path("hf"), path("both")});
+  CHECK(fuzz_bytes(folder / "both/tokenizer.model") == model);
+  CHECK(fuzz_bytes(folder / "both/tokenizer_config.json") == config);
+
+  write_text(folder / "hf/other.model", model);  // which of them?
+  CHECK(must({"convert", path("hf"), path("two")}).find("has not one .model file") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(folder / "two/tokenizer.model"));
+}
+
 TEST_CASE_METHOD(LlamaFixture, "a language model in the wrong place is refused in one line") {
   CausalLmOptions options;
   options.dim = 16;
@@ -108,7 +129,8 @@ TEST_CASE_METHOD(LlamaFixture, "a language model in the wrong place is refused i
   save_hf_llama(folder / "hf", *CausalLm(options));
   const std::string out = path("never");
   refused({"train", path("tuned.yaml"), "--run", out}, "model.vocab_size 100 is less than the 256 values");
-  refused({"encode", path("hf"), path("text.txt"), path("out.safetensors")}, "has no tokenizer");
+  refused({"encode", path("hf"), path("text.txt"), path("out.safetensors")},
+          "is a language model, whose texts are not encoded here; give token ids");
   write_text(folder / "mlm.yaml",
              "task: mlm\ntokenizer: bytes\ndata: {train: text.txt, length: 16}\nmodel: {path: hf}\n"
              "trainer: {steps: 1, device: cpu}\n");

@@ -21,9 +21,10 @@ namespace roformer::test {
 class Process {
  public:
   /// file_limit: largest file it may write in bytes (RLIMIT_FSIZE); 0 = none.
-  Process(const std::vector<std::string>& arguments, std::filesystem::path output, rlim_t file_limit = 0)
+  Process(const std::vector<std::string>& arguments, std::filesystem::path output, rlim_t file_limit = 0,
+          const std::string& executable = program().string())
       : output_(std::move(output)) {
-    std::vector<std::string> all = {program().string()};
+    std::vector<std::string> all = {executable};
     all.insert(all.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
     for (std::string& argument : all) argv.push_back(argument.data());

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "roformer/core/files.h"
 #include "roformer/core/metrics_log.h"
@@ -119,7 +120,8 @@ TEST_CASE_METHOD(ProgramFixture, "a run folder explains itself") {
 }
 
 TEST_CASE_METHOD(ProgramFixture, "plot decay draws Figure 2, and measures a run") {
-  const Outcome plain = run({"plot", "decay", "--max", "300", "--csv", path("decay.csv"), "--out", path("decay")});
+  const Outcome plain =
+      run({"plot", "decay", "--max", "300", "--csv", path("decay.csv"), "--out", path("decay")});
   INFO(plain.output);
   REQUIRE(plain.status == 0);
   CHECK(plain.output.find("not monotone") != std::string::npos);
@@ -153,6 +155,8 @@ TEST_CASE_METHOD(ProgramFixture, "plot decay draws Figure 2, and measures a run"
            {{"--max", "0"}, "--max"},
            {{"--max", "1000000000"}, "--max"},
            {{"--run", path("never")}, "never"},
+           {{"--csv", path("bad.png")}, "the picture is written there"},
+           {{"--csv", (folder / "." / "bad.svg").string()}, "the picture is written there"},
            {{"--run", path("bert")}, "no rotary"}}) {
     std::vector<std::string> all = {"plot", "decay", "--out", path("bad")};
     all.insert(all.end(), arguments.begin(), arguments.end());
@@ -164,6 +168,67 @@ TEST_CASE_METHOD(ProgramFixture, "plot decay draws Figure 2, and measures a run"
     CHECK_FALSE(std::filesystem::exists(folder / "bad.png"));
   }
   CHECK(run({"plot"}).status == 2);
+
+  const Outcome falls = run({"plot", "decay", "--max", "5", "--out", path("falls")});
+  CHECK(falls.output.find("The bound (d = 128) falls.") != std::string::npos);
+  CHECK(read_file(folder / "falls.svg", 1 << 24).find("Eq. 37 falls<") != std::string::npos);
+  const Outcome constant = run({"plot", "decay", "--dim", "2", "--max", "1", "--out", path("constant")});
+  CHECK(constant.output.find("The bound (d = 2) is constant.") != std::string::npos);
+
+  std::filesystem::create_directory(folder / "place");
+  for (const std::string& out : {std::string(), path("place") + "/"}) {
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"plot", "decay", "--max", "3"}, {"plot", path("run")}}) {
+      std::vector<std::string> all = command;
+      all.insert(all.end(), {"--out", out});
+      const Outcome nameless = run(all);
+      CAPTURE(out, nameless.output);
+      CHECK(nameless.status == 2);
+      CHECK(line_count(nameless.output) == 1);
+      CHECK(nameless.output.find("name a file") != std::string::npos);
+    }
+  }
+  CHECK(std::filesystem::is_empty(folder / "place"));
+
+  // Enough for what gnuplot reads, not for its picture.
+  Process limited({"plot", "decay", "--max", "5", "--out", path("limited")}, folder / "limited.txt", 20000);
+  CHECK(limited.wait() == 2);
+  CHECK(limited.output() == "error: cannot write " + path("limited.png") +
+                                ": File too large; free space or choose another folder\n");
+}
+
+TEST_CASE_METHOD(ProgramFixture, "a closed standard descriptor does not become a file of the program's") {
+  const auto closed = [&](const std::string& which, const std::vector<std::string>& arguments) {
+    std::string line = "exec \"$0\" \"$@\" ";
+    for (const char fd : which) line += fmt::format("{}{}&- ", fd, fd == '0' ? '<' : '>');
+    std::vector<std::string> all = {"-c", line, program().string()};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    Process shell(all, folder / "output.txt", 0, "/bin/sh");
+    return Outcome{shell.wait(), shell.output()};
+  };
+  for (const std::string which : {"012", "2"}) {
+    const std::string name = "run" + which;
+    CAPTURE(which);
+    REQUIRE(
+        closed(which, {"train", path("run.yaml"), "--run", path(name), "--set", "trainer.steps=20"}).status ==
+        0);
+    const std::string metrics = read_file(folder / name / "metrics.jsonl", 1 << 20);
+    std::istringstream lines(metrics);
+    int count = 0;
+    for (std::string line; std::getline(lines, line); ++count) {
+      CAPTURE(line);
+      CHECK(nlohmann::json::accept(line));
+    }
+    CHECK(count == 6);  // of updates every 5, of evaluations every 10
+    CHECK(closed(which,
+                 {"train", path("run.yaml"), "--run", path(name), "--resume", "--set", "trainer.steps=20"})
+              .status == 0);
+  }
+  // Results that nobody gets are still an error; the picture is made.
+  const Outcome mute = closed("1", {"plot", "decay", "--max", "3", "--out", path("mute")});
+  CHECK(mute.status == 2);
+  CHECK(mute.output == "error: cannot write to standard output: the results are incomplete\n");
+  CHECK(std::filesystem::file_size(folder / "mute.png") > 1000);
 }
 
 TEST_CASE_METHOD(ProgramFixture, "ablate runs every arm and seed, goes on where it stopped, and reports") {
@@ -269,6 +334,15 @@ TEST_CASE_METHOD(ProgramFixture, "the user's mistakes: one line, exit 2, nothing
       {{"info", path("pdf.safetensors")}, "pdf.safetensors"},
       {{"plot", path("never"), "--out", path("x")}, "never"},
       {{"options", "model.positons"}, "did you mean"},
+      {{"ablate", config, "--memory", "0"}, "--memory: '0' is not a number above 0;"},
+      {{"ablate", config, "--memory", "abc"}, "--memory: 'abc' is not a number above 0;"},
+      {{"ablate", config, "--memory", "inf"}, "--memory: 'inf' is not a number above 0;"},
+      {{"ablate", config, "--memory", "nan"}, "--memory: 'nan' is not a number above 0;"},
+      {{"generate", out, "--top-k", "99999999999999999999"}, "is not a whole number from 0 to 2^63 - 1"},
+      {{"generate", out, "--seed", "18446744073709551616"}, "is not a whole number from 0 to 2^64 - 1"},
+      {{"generate", out, "--seed", "-1"}, "is not a whole number from 0 to 2^64 - 1"},
+      {{"generate", out, "--seed", "18446744073709551615"}, "no such run"},
+      {{"train-tokenizer", "1", out, config}, "kind: 1 not in {bpe,unigram,wordpiece}"},
   };
   for (const Case& each : cases) {
     const Outcome outcome = run(each.arguments);
@@ -285,6 +359,11 @@ TEST_CASE_METHOD(ProgramFixture, "help teaches, and options lists every option t
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"--help"}, {"train", "--help"}, {"ablate", "--help"}, {"--version"}}) {
     CHECK(run(arguments).status == 0);
+  }
+  for (const char* command : {"generate", "tokenize", "train-tokenizer"}) {
+    const std::string help = run({command, "--help"}).output;
+    INFO(help);
+    for (const char* odd : {"{false}", "ENUM", "->"}) CHECK(help.find(odd) == std::string::npos);
   }
   const Outcome all = run({"options"});
   CHECK(all.status == 0);
