@@ -194,8 +194,15 @@ void run_gnuplot(const std::string& script, AtomicFile& png_file, AtomicFile& sv
   // "-d": the user's own gnuplot settings stay out of the picture.
   std::string name = "gnuplot", defaults = "-d", from_input = "-";
   std::array<char*, 4> arguments = {name.data(), defaults.data(), from_input.data(), nullptr};
+  // Without a UTF-8 locale gnuplot complains of its own degree sign, in front of what matters.
+  std::string locale = "LC_ALL=C.UTF-8";
+  std::vector<char*> environment = {locale.data()};
+  for (char** entry = environ; *entry; ++entry) {
+    if (!std::string_view(*entry).starts_with("LC_ALL=")) environment.push_back(*entry);
+  }
+  environment.push_back(nullptr);
   pid_t child = 0;
-  const int code = ::posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environ);
+  const int code = ::posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environment.data());
   ::posix_spawn_file_actions_destroy(&actions);
   if (code == ENOENT) fail("cannot draw: gnuplot is not installed; apt-get install gnuplot-nox");
   if (code != 0) fail("cannot draw: gnuplot does not start: {}", std::strerror(code));
