@@ -62,7 +62,6 @@ struct LengthCell {
   std::string_view scaling;
   int64_t length;
   std::optional<double> loss = {};
-  std::string error = {};  ///< why there is none
 };
 
 /// lengths.json of a run folder: measured losses, valid for one checkpoint and one amount of text.
@@ -108,7 +107,10 @@ void measure(std::vector<LengthCell>& cells, int64_t longest) {
     ++state.step;
     const CheckpointFolder checkpoints(cell.run->folder);
     const std::vector<int64_t> steps = checkpoints.steps();
-    if (steps.empty()) continue;
+    if (steps.empty()) {
+      log::error("{}, {} tokens: holds no checkpoint", cell.run->folder.filename().string(), cell.length);
+      continue;
+    }
     LengthFile file(cell.run->folder / "lengths.json", steps.front(), longest);
     const std::string key = fmt::format("{} {}", cell.length, cell.scaling);
     cell.loss = file.find(key);
@@ -123,8 +125,7 @@ void measure(std::vector<LengthCell>& cells, int64_t longest) {
       cell.loss = evaluate_checkpoint(options, checkpoints.path(steps.front())).metrics.at("loss");
       file.put(key, *cell.loss);
     } catch (const Error& error) {
-      cell.error = error.what();
-      log::error("{}, {} tokens: {}", cell.run->folder.filename().string(), cell.length, cell.error);
+      log::error("{}, {} tokens: {}", cell.run->folder.filename().string(), cell.length, error.what());
     }
   }
   state.state = "done";

@@ -54,12 +54,9 @@ void convert_encoder(const std::filesystem::path& source, const std::filesystem:
 
 /// A folder's only SentencePiece model, byte for byte, and what says how it is used. False if there is none.
 bool copy_tokenizer(const std::filesystem::path& source, const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> files;
-  std::error_code problem;
-  for (const auto& entry : std::filesystem::directory_iterator(source, problem)) {
-    if (entry.path().extension() == ".model") files.push_back(entry.path());
-  }
+  std::vector<std::filesystem::path> files = sentencepiece_files(source);
   if (files.size() != 1) return false;
+  std::error_code problem;
   const std::filesystem::path config = source / "tokenizer_config.json";
   if (std::filesystem::exists(config, problem)) files.push_back(config);
   for (const std::filesystem::path& file : files) {

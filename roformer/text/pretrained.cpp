@@ -113,13 +113,7 @@ void require_plain(const TokenizerJson& config, const fs::path& folder) {
 }
 
 fs::path only_model(const fs::path& folder) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().extension() == ".model") found.push_back(it->path());
-  }
-  if (error) fail("cannot read {}: {}", folder.string(), error.message());
-  std::sort(found.begin(), found.end());
+  const std::vector<fs::path> found = sentencepiece_files(folder);
   if (found.size() > 1) {
     fail("{}: {} and {} are there; leave one .model file", folder.string(), found[0].filename().string(),
          found[1].filename().string());
@@ -140,6 +134,17 @@ SentencePieceOptions sentencepiece_of_llama(const TokenizerJson& config, const f
 }
 
 }  // namespace
+
+std::vector<fs::path> sentencepiece_files(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() == ".model") found.push_back(it->path());
+  }
+  if (error) fail("cannot read {}: {}", folder.string(), error.message());
+  std::sort(found.begin(), found.end());
+  return found;
+}
 
 TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
   std::error_code error;
@@ -166,13 +171,16 @@ TokenizerOptions tokenizer_of_folder(const fs::path& folder) {
             "'model_type', nor a .model file",
             folder.string());
       }
-      if (model_type == "llama")
-        fail("{}: no .model file (SentencePiece), the one tokenizer of LLaMA that is read", folder.string());
-      if (model_type != "bert" && model_type != "nezha" && model_type != "roformer") {
-        fail("{}: no tokenizer for 'model_type' '{}'; supported are bert, nezha and roformer", source,
+      if (model_type == "bert" || model_type == "nezha") {
+        kind = "BertTokenizer";
+      } else if (model_type == "roformer") {
+        kind = "RoFormerTokenizer";
+      } else if (model_type == "llama") {
+        kind = "LlamaTokenizer";
+      } else {
+        fail("{}: no tokenizer for 'model_type' '{}'; supported are bert, nezha, roformer and llama", source,
              shown(model_type));
       }
-      kind = model_type == "roformer" ? "RoFormerTokenizer" : "BertTokenizer";
     }
   }
   if (kind == "LlamaTokenizer" || kind == "LlamaTokenizerFast") return sentencepiece_of_llama(config, folder);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <vector>
 
 #include "roformer/text/tokenizer.h"
 
@@ -13,6 +14,9 @@ namespace roformer {
 /// file, are SentencePiece. Error, by name, for every other class and for settings that would change ids and
 /// that are not followed here, such as added tokens.
 TokenizerOptions tokenizer_of_folder(const std::filesystem::path& folder);
+
+/// Its *.model files, by name. Error when it cannot be read.
+std::vector<std::filesystem::path> sentencepiece_files(const std::filesystem::path& folder);
 
 /// Writes vocab.txt (byte for byte), tokenizer_config.json and special_tokens_map.json into `folder`, so that
 /// transformers' AutoTokenizer opens it and gives the same ids. max_length > 0: the longest input of the

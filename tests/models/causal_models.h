@@ -22,4 +22,18 @@ inline CausalLmOptions small_causal_lm(std::vector<PositionOptions> positions,
   return o;
 }
 
+/// One layer x 16 that LLaMA's format can hold.
+inline CausalLmOptions small_llama(int64_t vocab_size) {
+  CausalLmOptions o;
+  o.dim = 16;
+  o.layers = 1;
+  o.heads = 2;
+  o.ffn = 16;
+  o.norm = NormKind::rms;
+  o.gated = true;
+  o.bias = false;
+  o.vocab_size = vocab_size;
+  return o;
+}
+
 }  // namespace roformer::test

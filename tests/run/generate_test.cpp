@@ -10,6 +10,7 @@
 #include "roformer/hf/llama.h"
 #include "roformer/run.h"
 #include "tests/catch.h"
+#include "tests/models/causal_models.h"
 #include "tests/run/process.h"
 
 using namespace roformer;
@@ -189,16 +190,8 @@ void write_llama_tokenizer(const std::filesystem::path& file, const std::filesys
 
 /// An untrained LLaMA with five tokens more than the tokenizer, which draws nearly evenly from all.
 void write_llama(const std::filesystem::path& folder, const HfLlamaSettings& settings) {
-  CausalLmOptions options;
-  options.dim = 16;
-  options.layers = 1;
-  options.heads = 2;
-  options.ffn = 16;
-  options.norm = NormKind::rms;
-  options.gated = true;
-  options.bias = false;
+  CausalLmOptions options = small_llama(305);
   options.positions = {RotaryOptions{.layout = RotaryLayout::halves}};
-  options.vocab_size = 305;
   torch::manual_seed(1);
   save_hf_llama(folder, *CausalLm(options), settings);
 }

@@ -3,6 +3,7 @@
 #include "tests/tensors.h"
 // after torch
 #include "tests/fuzz.h"
+#include "tests/models/causal_models.h"
 #include "tests/run/process.h"
 
 using namespace roformer;
@@ -117,16 +118,7 @@ TEST_CASE_METHOD(LlamaFixture, "a LLaMA folder is written with its SentencePiece
 }
 
 TEST_CASE_METHOD(LlamaFixture, "a language model in the wrong place is refused in one line") {
-  CausalLmOptions options;
-  options.dim = 16;
-  options.layers = 1;
-  options.heads = 2;
-  options.ffn = 16;
-  options.norm = NormKind::rms;
-  options.gated = true;
-  options.bias = false;
-  options.vocab_size = 100;
-  save_hf_llama(folder / "hf", *CausalLm(options));
+  save_hf_llama(folder / "hf", *CausalLm(small_llama(100)));
   const std::string out = path("never");
   refused({"train", path("tuned.yaml"), "--run", out}, "model.vocab_size 100 is less than the 256 values");
   refused({"encode", path("hf"), path("text.txt"), path("out.safetensors")},

@@ -69,9 +69,14 @@ TEST_CASE_METHOD(RunFolderFixture, "damaged results are made again, damaged metr
   metrics["metrics"]["loss"] = "x";
   finished["finished"] = "x";
   seconds["seconds"] = nullptr;
+  auto parameters = whole, tokens = whole, step = whole, absent = whole;
+  parameters["parameters"] = "x";
+  tokens["tokens"] = nlohmann::json::array();
+  step["step"] = "6";
+  absent.erase("metrics");
   steps["asked_steps"] = "6";
-  for (const auto& damaged :
-       {metrics, finished, seconds, steps, nlohmann::json(3), nlohmann::json::array()}) {
+  for (const auto& damaged : {metrics, finished, seconds, steps, parameters, tokens, step, absent,
+                              nlohmann::json(3), nlohmann::json::array()}) {
     write_text(run / "result.json", damaged.dump());
     const Outcome again = ablate();
     INFO(damaged.dump() << "\n" << again.output);
@@ -145,6 +150,25 @@ TEST_CASE_METHOD(RunFolderFixture, "a length that cannot be evaluated fails alon
   CHECK(again.status == 0);
   CHECK(read_file(folder / "all/lengths.md", 1 << 20).find("nearly the same number of tokens") !=
         std::string::npos);
+}
+
+TEST_CASE_METHOD(RunFolderFixture,
+                 "losses at other lengths go with the weights that they were measured with") {
+  write_text(folder / "lengths.yaml", "base: ablate.yaml\nlengths: [16]\n");
+  REQUIRE(ablate({}, "lengths.yaml").status == 0);
+  const std::filesystem::path run = folder / "all/rotary-seed1";
+  auto kept = nlohmann::json::parse(read_file(run / "lengths.json", 1 << 20));
+  const double measured = kept["losses"]["16 none"];
+  for (auto& loss : kept["losses"]) loss = 99.0;
+  write_text(run / "lengths.json", kept.dump());
+  CHECK(ablate({}, "lengths.yaml").output.find("99.000") != std::string::npos);  // not measured again
+  std::filesystem::remove(run / "result.json");
+  std::filesystem::remove_all(run / "checkpoints");
+  const Outcome again = ablate({}, "lengths.yaml");
+  INFO(again.output);
+  CHECK(again.status == 0);
+  CHECK(again.output.find("99.000") == std::string::npos);
+  CHECK(nlohmann::json::parse(read_file(run / "lengths.json", 1 << 20))["losses"]["16 none"] == measured);
 }
 
 TEST_CASE_METHOD(RunFolderFixture, "options of text that a task does not read are refused") {
